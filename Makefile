@@ -1,0 +1,44 @@
+# `make` or `make help` lists the targets. The first one that needs it sets up a virtual environment in $(VENV).
+VENV ?= .venv
+PYTHON ?= python3
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-slow lint types clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## create the virtual environment ($VENV, made with $PYTHON), or bring it up to date
+
+# The stamp goes first and comes back last, so an interrupted set-up is done again.
+$(STAMP): pyproject.toml setup.py constraints.txt
+	@rm -f $@
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 10) and \
+	  "setting up $(VENV): found Python " + v + " as $(PYTHON); expected 3.10 or newer. Run make PYTHON=python3.11, say.")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[all]'
+	@touch $@
+
+demo: $(STAMP) ## reproduce the whole story on the embedded nano models
+	$(BIN)/eagle3ref demo
+
+test: $(STAMP) ## run the tests, without the slow ones
+	$(BIN)/python -m pytest
+
+# pytest exits with 5 when nothing was selected, which is no failure here.
+test-slow: $(STAMP) ## run the slow tests
+	$(BIN)/python -m pytest -m slow || test $$? -eq 5
+
+lint: $(STAMP) ## check style
+	$(BIN)/ruff check .
+
+types: $(STAMP) ## check types
+	$(BIN)/mypy
+
+clean: ## remove what builds, tests and checks leave, but not the virtual environment
+	rm -rf build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

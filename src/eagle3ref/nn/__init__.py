@@ -1,0 +1,27 @@
+"""Layers that targets and drafts share.
+
+Shapes: B sequences, P groups of rows per sequence (1 in a target; one per root in a draft replay), Q new rows of a
+group, K keys, H heads, C hidden size. New rows may attend to the *prefix*, which all groups of a sequence share, and to
+their group's *own* rows.
+"""
+
+from eagle3ref.nn.attention import GQAttention, MLAttention, Prefix, Rows, make_attention
+from eagle3ref.nn.kv_cache import KVCache
+from eagle3ref.nn.mlp import GatedMLP
+from eagle3ref.nn.moe import MoE, Router
+from eagle3ref.nn.norm import RMSNorm
+from eagle3ref.nn.rope import RotaryEmbedding
+
+__all__ = [
+    "GQAttention",
+    "GatedMLP",
+    "KVCache",
+    "MLAttention",
+    "MoE",
+    "Prefix",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "Router",
+    "Rows",
+    "make_attention",
+]

@@ -1,0 +1,76 @@
+"""Rotary position embedding: default, linear, llama3 and YaRN frequencies; half-split and interleaved pairs."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from eagle3ref.config import RopeConfig
+from eagle3ref.nn.norm import at_least_float32
+
+
+def inverse_frequencies(config: RopeConfig) -> Tensor:
+    """fp32 [dim / 2]. Never cast them lower: in bf16 the angle is off by 7 rad at position 4096.
+
+    Made on the CPU even while a model is built on the meta device, where they would be lost.
+    """
+    exponent = torch.arange(0, config.dim, 2, dtype=torch.float32, device="cpu") / config.dim
+    base = 1.0 / (config.theta**exponent)
+    if config.type == "linear":
+        return base / config.factor
+    if config.type == "llama3":
+        return _llama3(base, config)
+    if config.type == "yarn":
+        return _yarn(base, config)
+    return base
+
+
+def _yarn(base: Tensor, config: RopeConfig) -> Tensor:
+    """Interpolate slow frequencies, keep fast ones, blend in between (arXiv 2309.00071, eq. 17-19)."""
+    low, high = (_correction_dim(config, rotations) for rotations in (config.beta_fast, config.beta_slow))
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(config.dim // 2, dtype=torch.float32, device="cpu") - low) / (high - low)).clamp(0, 1)
+    return base * (1 - ramp) + base / config.factor * ramp
+
+
+def _correction_dim(config: RopeConfig, rotations: float) -> float:
+    """Feature index that turns ``rotations`` times within the original context."""
+    turns = config.original_max_position_embeddings / (rotations * 2 * math.pi)
+    return config.dim * math.log(turns) / (2 * math.log(config.theta))
+
+
+def _llama3(base: Tensor, config: RopeConfig) -> Tensor:
+    """Llama 3.1: long wavelengths divided by ``factor``, short ones kept, a linear blend in between."""
+    turns = config.original_max_position_embeddings * base / (2 * math.pi)  # turns within the original context
+    blend = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    return torch.lerp(base / config.factor, base, blend.clamp(0, 1))
+
+
+class RotaryEmbedding:
+    """Cosines and sines of positions. Not a module, so that no ``.to(bfloat16)`` can reach the frequencies."""
+
+    def __init__(self, config: RopeConfig, *, interleaved: bool) -> None:
+        self.config, self.interleaved = config, interleaved
+        self.frequencies = inverse_frequencies(config)
+
+    def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate x [..., H, dim] by its positions [...]: pairs (0, 1), (2, 3) … when interleaved, else (i, i + dim/2).
+
+        Computed in fp32 (fp64 when x is fp64) and rounded once to x's dtype.
+        """
+        wide = at_least_float32(x.dtype)
+        if self.frequencies.device != x.device:
+            self.frequencies = self.frequencies.to(x.device)
+        angles = positions.unsqueeze(-1).to(wide) * self.frequencies.to(wide)  # [..., dim/2]
+        cos, sin = (f(angles).unsqueeze(-2) * self.config.attention_factor for f in (torch.cos, torch.sin))
+        if self.interleaved:
+            even, odd = x.to(wide).unflatten(-1, (-1, 2)).unbind(-1)
+            return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2).to(x.dtype)
+        first, second = x.to(wide).chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)

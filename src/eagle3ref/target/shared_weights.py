@@ -1,0 +1,58 @@
+"""The two matrices that a draft may share with its target, read without loading the rest of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from eagle3ref.config import TargetConfig
+from eagle3ref.errors import Eagle3RefError
+from eagle3ref.target.base import Target
+from eagle3ref.weights import Weights
+
+_EMBEDDING_NAMES = ("language_model.model.embed_tokens.weight", "model.embed_tokens.weight", "embed_tokens.weight")
+_LM_HEAD_NAMES = ("language_model.lm_head.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True)
+class SharedWeights:
+    """A target's settings, its input embedding [V, C] and its output projection [V, C], read when asked for."""
+
+    config: TargetConfig
+    embedding: Callable[[], Tensor]
+    lm_head: Callable[[], Tensor]
+
+
+def shared_weights(target: Target | str | Path) -> SharedWeights:
+    """From a loaded target, or from a checkpoint folder.
+
+    Raises:
+        Eagle3RefError: no readable checkpoint there.
+    """
+    if not isinstance(target, str | Path):
+        return SharedWeights(target.config, target.embedding, target.lm_head)
+    weights = Weights(target)
+
+    def embedding() -> Tensor:
+        return _first_of(weights, _EMBEDDING_NAMES)
+
+    def lm_head() -> Tensor:
+        # Models that tie the two write only the embedding.
+        return _first_of(weights, (*_LM_HEAD_NAMES, *_EMBEDDING_NAMES))
+
+    return SharedWeights(TargetConfig.from_folder(target), embedding, lm_head)
+
+
+def _first_of(weights: Weights, names: tuple[str, ...]) -> Tensor:
+    for name in names:
+        if name in weights:
+            return weights.read(name)
+    raise Eagle3RefError(
+        f"reading the embedding or head of target {weights.folder}",
+        found="neither name",
+        expected=" or ".join(names),
+        action="Load the target itself and pass it instead of its folder.",
+    )

@@ -1,0 +1,3 @@
+"""The version, which traces record."""
+
+__version__ = "0.1.0"

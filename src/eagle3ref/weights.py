@@ -1,0 +1,132 @@
+"""The tensors of a checkpoint folder by name, whatever files they lie in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from eagle3ref.errors import Eagle3RefError
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+PICKLE_NAME = "pytorch_model.bin"
+
+
+class Weights:
+    """Reads tensors lazily from ``model.safetensors``, from shards with an index, or from ``pytorch_model.bin``.
+
+    Args:
+        folder: the checkpoint folder.
+
+    Raises:
+        Eagle3RefError: no weights there, a damaged or truncated file, or an index that names a missing file.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._pickled: dict[str, Tensor] = {}
+        self._file_of: dict[str, Path] = {}
+        self._opened: dict[Path, safe_open] = {}
+        if (self.folder / INDEX_NAME).exists():
+            self._open_index()
+        elif (self.folder / SINGLE_NAME).exists():
+            path = self.folder / SINGLE_NAME
+            self._file_of = dict.fromkeys(self._names_in(path), path)
+        elif (self.folder / PICKLE_NAME).exists():
+            self._pickled = _load_pickle(self.folder / PICKLE_NAME)
+        else:
+            raise Eagle3RefError(
+                f"opening the weights of {self.folder}",
+                found="no weight file",
+                expected=f"{SINGLE_NAME}, {INDEX_NAME} with its shards, or {PICKLE_NAME}",
+                action="Give the folder that holds config.json and the weights.",
+            )
+
+    @property
+    def names(self) -> set[str]:
+        """Every tensor name, as written in the files."""
+        return set(self._file_of) | set(self._pickled)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of or name in self._pickled
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, from the file's header."""
+        if name in self._pickled:
+            return tuple(self._pickled[name].shape)
+        return tuple(self._file(self._find(name)).get_slice(name).get_shape())
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, in the dtype that it is stored in.
+
+        Raises:
+            Eagle3RefError: no tensor of that name, or its file is damaged.
+        """
+        if name in self._pickled:
+            return self._pickled[name]
+        path = self._find(name)
+        try:
+            tensor: Tensor = self._file(path).get_tensor(name)
+        except SafetensorError as error:
+            raise _damaged(path, str(error)) from error
+        return tensor
+
+    def _find(self, name: str) -> Path:
+        if name not in self._file_of:
+            raise Eagle3RefError(
+                f"reading the weights of {self.folder}",
+                found=f"no tensor {name}",
+                expected=f"it among the {len(self.names)} tensors there",
+                action="Check that the checkpoint is complete and of the kind that config.json says.",
+            )
+        return self._file_of[name]
+
+    def _open_index(self) -> None:
+        path = self.folder / INDEX_NAME
+        try:
+            weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+            self._file_of = {name: self.folder / Path(file).name for name, file in weight_map.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _damaged(path, f"no weight_map in it ({error})") from error
+        for file in sorted(set(self._file_of.values())):
+            stored = self._names_in(file)
+            missing = [name for name, where in self._file_of.items() if where == file and name not in stored]
+            if missing:
+                raise _damaged(file, f"{missing[0]} is not in it, although the index says so")
+
+    def _names_in(self, path: Path) -> set[str]:
+        return set(self._file(path).keys())
+
+    def _file(self, path: Path) -> safe_open:
+        """An open, memory-mapped file; its header is parsed once."""
+        if path not in self._opened:
+            try:
+                self._opened[path] = safe_open(path, framework="pt").__enter__()
+            except (SafetensorError, OSError) as error:
+                raise _damaged(path, str(error)) from error
+        return self._opened[path]
+
+
+def _load_pickle(path: Path) -> dict[str, Tensor]:
+    """Tensors only: ``weights_only`` refuses any other object, so a hostile pickle cannot run code."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # noqa: BLE001 - torch.load raises whatever the damaged archive provokes
+        raise _damaged(path, str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise _damaged(path, "something else than a dictionary of tensors")
+    return state
+
+
+def _damaged(path: Path, what: str) -> Eagle3RefError:
+    size = f"{path.stat().st_size:,} bytes" if path.exists() else "no such file"
+    return Eagle3RefError(
+        f"opening {path}",
+        found=f"{what} ({size})",
+        expected="a complete file",
+        action="Download it again and compare the size and checksum with the source.",
+    )

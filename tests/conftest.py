@@ -1,0 +1,32 @@
+"""Shared by all tests: Triton's interpreter where there is no GPU, skips that say what is missing, a fixed seed."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+# Triton reads this when a kernel is decorated, so it is set before any test module imports one.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# marker -> (is it available, why the test is skipped when it is not)
+REQUIREMENTS: dict[str, tuple[Callable[[], bool], str]] = {
+    "gpu": (torch.cuda.is_available, "needs a CUDA device"),
+    "network": (lambda: bool(os.environ.get("EAGLE3REF_TEST_NETWORK")), "set EAGLE3REF_TEST_NETWORK=1 to run it"),
+    "engine": (lambda: bool(os.environ.get("EAGLE3REF_TEST_ENGINES")), "set EAGLE3REF_TEST_ENGINES=1 to run it"),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = {marker: reason for marker, (available, reason) in REQUIREMENTS.items() if not available()}
+    for item in items:
+        for marker, reason in missing.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=f"{marker}: {reason}"))
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    """Weights that a test lets PyTorch initialise are the same in every order of the tests."""
+    torch.manual_seed(0)
