@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import torch
@@ -60,6 +61,12 @@ class Weights:
             return tuple(self._pickled[name].shape)
         return tuple(self._file(self._find(name)).get_slice(name).get_shape())
 
+    def dtype(self, name: str) -> str:
+        """Stored dtype as the file's header spells it, e.g. ``BF16`` (safetensors) or ``bfloat16`` (pickle)."""
+        if name in self._pickled:
+            return str(self._pickled[name].dtype).removeprefix("torch.")
+        return str(self._file(self._find(name)).get_slice(name).get_dtype())
+
     def read(self, name: str) -> Tensor:
         """One tensor, in the dtype that it is stored in.
 
@@ -90,7 +97,7 @@ class Weights:
         try:
             weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
             self._file_of = {name: self.folder / Path(file).name for name, file in weight_map.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _damaged(path, f"no weight_map in it ({error})") from error
         for file in sorted(set(self._file_of.values())):
             stored = self._names_in(file)
@@ -114,12 +121,17 @@ class Weights:
 def _load_pickle(path: Path) -> dict[str, Tensor]:
     """Tensors only: ``weights_only`` refuses any other object, so a hostile pickle cannot run code."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # Files from before PyTorch 1.6 are no archives and cannot be mapped.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # noqa: BLE001 - torch.load raises whatever the damaged archive provokes
         raise _damaged(path, str(error).splitlines()[0] if str(error) else type(error).__name__) from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise _damaged(path, "something else than a dictionary of tensors")
+    if not isinstance(state, dict) or not all(_is_named_tensor(*item) for item in state.items()):
+        raise _damaged(path, "something else than a dictionary of dense tensors by name")
     return state
+
+
+def _is_named_tensor(name: object, value: object) -> bool:
+    return isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
 
 
 def _damaged(path: Path, what: str) -> Eagle3RefError:

@@ -21,6 +21,9 @@ _PLAIN_EAGLE_CONFIG = {
     "parallel_draft_step": 1,
     "eh_proj_before_attn": False,
 }
+_LARGEST_VOCABULARY = 2**24  # one number for each id is made before the tensors show whether the file tells the truth
+_PLAIN_LAYER = {"hidden_act": "silu", "logit_scale": 1.0}
+_ANOTHER_NETWORK = "This draft is another network; running it as a plain head would only lower the acceptance."
 
 
 @dataclass(frozen=True)
@@ -72,23 +75,24 @@ class DraftConfig:
         fields = JsonFields.read(Path(folder) / "config.json")
         architecture = _architecture(fields)
         eagle = fields.object("eagle_config") or JsonFields({}, f"{fields.where}: eagle_config")
-        _require_plain_head(eagle)
+        eagle.require(_PLAIN_EAGLE_CONFIG, "the plain EAGLE-3 head", _ANOTHER_NETWORK)
+        fields.require(_PLAIN_LAYER, "the plain EAGLE-3 layer", _ANOTHER_NETWORK)
         capture_ids, key = _capture_ids(fields, eagle)
-        hidden_size = fields.int("hidden_size")
-        vocab_size = fields.int("vocab_size")
-        draft_vocab_size = fields.optional_int("draft_vocab_size")
+        hidden_size = fields.size("hidden_size")
+        vocab_size = fields.size("vocab_size", highest=_LARGEST_VOCABULARY)
+        draft_vocab_size = fields.optional_size("draft_vocab_size")
         return cls(
             architecture=architecture,
             hidden_size=hidden_size,
-            target_hidden_size=fields.optional_int("target_hidden_size") or hidden_size,
-            intermediate_size=fields.int("intermediate_size"),
+            target_hidden_size=fields.optional_size("target_hidden_size") or hidden_size,
+            intermediate_size=fields.size("intermediate_size"),
             vocab_size=vocab_size,
             draft_vocab_size=vocab_size if draft_vocab_size is None else draft_vocab_size,
             shares_target_lm_head=draft_vocab_size is None,
-            rms_norm_eps=fields.float("rms_norm_eps"),
-            max_position_embeddings=fields.int("max_position_embeddings", 2**31 - 1),
+            rms_norm_eps=fields.number("rms_norm_eps"),
+            max_position_embeddings=fields.size("max_position_embeddings", 2**31 - 1),
             attention=_attention(fields, architecture),
-            num_aux_hidden_states=fields.int("num_aux_hidden_states", len(capture_ids) if capture_ids else 3),
+            num_aux_hidden_states=fields.size("num_aux_hidden_states", len(capture_ids) if capture_ids else 3),
             capture_ids=capture_ids,
             capture_ids_key=key,
             tie_word_embeddings=fields.flag("tie_word_embeddings"),
@@ -99,6 +103,20 @@ class DraftConfig:
             norm_before_fc=eagle.flag("norm_before_fc", fields.flag("norm_before_fc")),
             norm_before_residual=fields.flag("norm_before_residual"),
         )
+
+    def check_target(self, hidden_size: int, vocab_size: int, doing: str) -> None:
+        """Refuse a target that this draft was not trained for.
+
+        Raises:
+            Eagle3RefError: the target has another width or vocabulary; ``doing`` opens the message.
+        """
+        if (hidden_size, vocab_size) != (self.target_hidden_size, self.vocab_size):
+            raise Eagle3RefError(
+                doing,
+                found=f"a target {hidden_size} wide with {vocab_size} tokens",
+                expected=f"{self.target_hidden_size} wide with {self.vocab_size} tokens, as the draft was trained for",
+                action="This draft belongs to another target.",
+            )
 
 
 def _architecture(fields: JsonFields) -> str:
@@ -119,21 +137,9 @@ def _attention(fields: JsonFields, architecture: str) -> GQAConfig | MLAConfig:
     return MLAConfig.from_json(fields) if architecture in MLA_ARCHITECTURES else GQAConfig.from_json(fields)
 
 
-def _require_plain_head(eagle: JsonFields) -> None:
-    for key, plain in _PLAIN_EAGLE_CONFIG.items():
-        value = eagle.values.get(key, plain)
-        if value is not None and value != plain:
-            raise Eagle3RefError(
-                f"reading {eagle.where}",
-                found=f"{key} = {value!r}",
-                expected=f"{key} = {plain!r}, the plain EAGLE-3 head",
-                action="This draft is another network; running it as a plain head would only lower the acceptance.",
-            )
-
-
 def _capture_ids(fields: JsonFields, eagle: JsonFields) -> tuple[tuple[int, ...] | None, str]:
     key = "eagle_aux_hidden_state_layer_ids"
-    nested, flat = eagle.ints(key), fields.ints(key)
+    nested, flat = eagle.integers(key), fields.integers(key)
     if nested is not None and flat is not None and nested != flat:
         raise Eagle3RefError(
             f"reading the capture ids of {fields.where}",

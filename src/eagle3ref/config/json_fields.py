@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from eagle3ref.errors import Eagle3RefError
 
 _REQUIRED = object()
+_LARGEST = 1e300
 
 
 class JsonFields:
@@ -40,7 +41,7 @@ class JsonFields:
                 expected="a config.json",
                 action="Give the folder that holds config.json and the weights.",
             ) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Eagle3RefError(
                 doing, found=f"no JSON ({error})", expected="a JSON object", action="Download the file again."
             ) from error
@@ -50,39 +51,66 @@ class JsonFields:
             )
         return cls(values, str(path))
 
-    def int(self, key: str, default: Any = _REQUIRED) -> int:
-        """The integer under ``key``."""
-        return int(self._typed(key, default, (int,), "an integer"))
+    def size(self, key: str, default: Any = _REQUIRED, *, lowest: int = 1, highest: int = 2**31 - 1) -> int:
+        """The integer under ``key``, a width or a count within these bounds."""
+        value = int(self._typed(key, default, (int,), "an integer"))
+        if not lowest <= value <= highest:
+            self._refuse(key, f"an integer from {lowest} to {highest}")
+        return value
 
-    def float(self, key: str, default: Any = _REQUIRED) -> float:
-        """The number under ``key``."""
-        return float(self._typed(key, default, (int, float), "a number"))
+    def number(self, key: str, default: Any = _REQUIRED) -> float:
+        """The number under ``key``; JSON as Python reads it also knows NaN and Infinity, which are refused."""
+        value = self._typed(key, default, (int, float), "a number")
+        if not abs(value) < _LARGEST:
+            self._refuse(key, "a finite number")
+        return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """The boolean under ``key``; null counts as absent."""
         return bool(self._typed(key, default, (bool,), "true or false"))
 
-    def str(self, key: str, default: Any = _REQUIRED) -> str:
+    def text(self, key: str, default: Any = _REQUIRED) -> str:
         """The string under ``key``."""
         return str(self._typed(key, default, (str,), "a string"))
 
-    def optional_int(self, key: str) -> int | None:
-        """The integer under ``key``, or None when it is absent or null."""
-        return None if self.values.get(key) is None else self.int(key)
+    def optional_size(self, key: str) -> int | None:
+        """The size under ``key``, or None when it is absent or null."""
+        return None if self.values.get(key) is None else self.size(key)
 
-    def optional_float(self, key: str) -> float | None:
+    def optional_number(self, key: str) -> float | None:
         """The number under ``key``, or None when it is absent or null."""
-        return None if self.values.get(key) is None else self.float(key)
+        return None if self.values.get(key) is None else self.number(key)
 
-    def ints(self, key: str) -> tuple[int, ...] | None:
+    def integers(self, key: str) -> tuple[int, ...] | None:
         """The integer list under ``key`` (a single integer counts as a list of one); None when absent or null."""
         value = self.values.get(key)
         if value is None:
             return None
         values = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) for item in values):
-            self._refuse(key, "a list of integers")
+        if not all(isinstance(item, int) and not isinstance(item, bool) and abs(item) < 2**31 for item in values):
+            self._refuse(key, f"a list of integers within {2**31 - 1} of 0")
         return tuple(values)
+
+    def require(self, plain: Mapping[str, Any], meaning: str, action: str) -> None:
+        """Refuse a key that is there with another value than the plain one; absent and null are plain.
+
+        Args:
+            plain: the value of each key that means nothing unusual.
+            meaning: what these values describe, e.g. ``"the plain EAGLE-3 head"``.
+            action: what another value would do.
+
+        Raises:
+            Eagle3RefError: names the first such key.
+        """
+        for key, expected in plain.items():
+            value = self.values.get(key)
+            if value is not None and value != expected:
+                raise Eagle3RefError(
+                    f"reading {self.where}",
+                    found=f"{key} = {value!r}",
+                    expected=f"{key} = {expected!r}, {meaning}",
+                    action=action,
+                )
 
     def object(self, key: str) -> JsonFields | None:
         """The object under ``key``; None when absent or null."""
@@ -104,7 +132,7 @@ class JsonFields:
             self._refuse(key, expected)
         return value
 
-    def _refuse(self, key: str, expected: str) -> None:
+    def _refuse(self, key: str, expected: str) -> NoReturn:
         found = repr(self.values[key]) if key in self.values else "no such key"
         raise Eagle3RefError(
             f"reading {key!r} of {self.where}", found=found, expected=expected, action="Correct the file."

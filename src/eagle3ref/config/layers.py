@@ -1,121 +1,47 @@
-"""Settings of the layers that targets and drafts share."""
+"""Settings of the attention and the experts that targets and drafts share."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from eagle3ref.config.json_fields import JsonFields
+from eagle3ref.config.rope import NOT_IMPLEMENTED, RopeConfig, yarn_mscale
 from eagle3ref.errors import Eagle3RefError
-
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-
-
-def yarn_mscale(factor: float, mscale: float) -> float:
-    """YaRN's attention temperature, ``0.1 * mscale * ln(factor) + 1`` (arXiv 2309.00071, eq. 22)."""
-    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary position embedding of ``dim`` features.
-
-    ``attention_factor`` multiplies cos and sin. ``mscale_all_dim`` is DeepSeek's extra: it moves the temperature
-    into the softmax scale of MLA (see ``MLAConfig.softmax_scale``).
-    """
-
-    dim: int
-    theta: float
-    type: str = "default"
-    factor: float = 1.0
-    original_max_position_embeddings: int = 0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale_all_dim: float = 0.0
-    attention_factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    truncate: bool = True
-
-    @classmethod
-    def from_json(cls, fields: JsonFields, dim: int) -> RopeConfig:
-        """Read ``rope_theta`` + ``rope_scaling``, or transformers 5's ``rope_parameters``.
-
-        Raises:
-            Eagle3RefError: a rope type that is not implemented, or a missing number.
-        """
-        scaling = fields.object("rope_parameters") or fields.object("rope_scaling")
-        theta = fields.optional_float("rope_theta")
-        if theta is None:
-            theta = scaling.float("rope_theta", 10000.0) if scaling else 10000.0
-        if scaling is None:
-            return cls(dim, theta)
-        kind = scaling.str("rope_type", scaling.values.get("type", "default"))
-        kind = {"deepseek_yarn": "yarn"}.get(kind, kind)
-        if kind not in ROPE_TYPES:
-            raise Eagle3RefError(
-                f"reading the rope of {fields.where}",
-                found=f"rope type {kind!r}",
-                expected=f"one of {', '.join(ROPE_TYPES)}",
-                action="This rope is not implemented; a wrong one would only lower the acceptance silently.",
-            )
-        if kind == "default":
-            return cls(dim, theta)
-        factor = scaling.float("factor")
-        if kind == "linear":
-            return cls(dim, theta, kind, factor)
-        original = scaling.optional_int("original_max_position_embeddings") or fields.int("max_position_embeddings")
-        return cls(
-            dim,
-            theta,
-            kind,
-            factor,
-            original,
-            beta_fast=scaling.float("beta_fast", 32.0),
-            beta_slow=scaling.float("beta_slow", 1.0),
-            mscale_all_dim=scaling.float("mscale_all_dim", 0.0),
-            attention_factor=_yarn_attention_factor(scaling, factor) if kind == "yarn" else 1.0,
-            low_freq_factor=scaling.float("low_freq_factor", 1.0),
-            high_freq_factor=scaling.float("high_freq_factor", 4.0),
-            truncate=scaling.flag("truncate", True),
-        )
-
-
-def _yarn_attention_factor(scaling: JsonFields, factor: float) -> float:
-    given = scaling.optional_float("attention_factor")
-    if given is not None:
-        return given
-    mscale, all_dim = scaling.float("mscale", 0.0), scaling.float("mscale_all_dim", 0.0)
-    if mscale and all_dim:
-        return yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
-    return yarn_mscale(factor, 1.0)
 
 
 @dataclass(frozen=True)
 class GQAConfig:
-    """Grouped-query attention, Llama style, with half-split (NeoX) rotary pairs."""
+    """Grouped-query attention, Llama style, with half-split (NeoX) rotary pairs.
+
+    ``bias`` is that of the query, key and value projections, ``output_bias`` that of the output projection.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     rope: RopeConfig
     bias: bool = False
+    output_bias: bool = False
 
     @classmethod
     def from_json(cls, fields: JsonFields) -> GQAConfig:
         """Read ``num_attention_heads``, ``num_key_value_heads``, ``head_dim``, the biases and the rope."""
-        heads = fields.int("num_attention_heads")
-        kv_heads = fields.int("num_key_value_heads", heads)
-        head_dim = fields.optional_int("head_dim") or fields.int("hidden_size") // heads
-        if kv_heads < 1 or heads % kv_heads:
+        for rotary in (fields, fields.object("rope_parameters"), fields.object("rope_scaling")):
+            if rotary is not None:
+                rotary.require({"partial_rotary_factor": 1.0}, "the whole head rotated", NOT_IMPLEMENTED)
+        heads = fields.size("num_attention_heads")
+        kv_heads = fields.size("num_key_value_heads", heads)
+        head_dim = fields.optional_size("head_dim") or fields.size("hidden_size") // heads
+        if heads % kv_heads:
             raise Eagle3RefError(
                 f"reading the attention of {fields.where}",
                 found=f"{heads} heads over {kv_heads} key-value heads",
                 expected="a whole number of heads per key-value head",
                 action="Correct num_key_value_heads.",
             )
-        bias = fields.flag("attention_bias") or fields.flag("qkv_bias")
-        return cls(heads, kv_heads, head_dim, RopeConfig.from_json(fields, head_dim), bias)
+        everywhere, inputs_only = fields.flag("attention_bias"), fields.flag("qkv_bias")
+        rope = RopeConfig.from_json(fields, head_dim)
+        return cls(heads, kv_heads, head_dim, rope, everywhere or inputs_only, everywhere)
 
     @property
     def softmax_scale(self) -> float:
@@ -139,14 +65,14 @@ class MLAConfig:
     @classmethod
     def from_json(cls, fields: JsonFields) -> MLAConfig:
         """Read DeepSeek's keys. ``rope_interleave`` is true when absent, as in SGLang and vLLM."""
-        rope_dim = fields.int("qk_rope_head_dim")
+        rope_dim = fields.size("qk_rope_head_dim")
         return cls(
-            num_heads=fields.int("num_attention_heads"),
-            q_lora_rank=fields.optional_int("q_lora_rank"),
-            kv_lora_rank=fields.int("kv_lora_rank"),
-            qk_nope_head_dim=fields.int("qk_nope_head_dim"),
+            num_heads=fields.size("num_attention_heads"),
+            q_lora_rank=fields.optional_size("q_lora_rank"),
+            kv_lora_rank=fields.size("kv_lora_rank"),
+            qk_nope_head_dim=fields.size("qk_nope_head_dim"),
             qk_rope_head_dim=rope_dim,
-            v_head_dim=fields.int("v_head_dim"),
+            v_head_dim=fields.size("v_head_dim"),
             rope=RopeConfig.from_json(fields, rope_dim),
             interleaved=fields.flag("rope_interleave", True),
         )
@@ -181,24 +107,14 @@ class MoEConfig:
         Raises:
             Eagle3RefError: group-limited or softmax routing, which no Kimi-K2 model uses.
         """
-        routing = (
-            fields.int("n_group", 1),
-            fields.int("topk_group", 1),
-            fields.str("scoring_func", "sigmoid"),
-            fields.str("topk_method", "noaux_tc"),
-        )
-        if routing != (1, 1, "sigmoid", "noaux_tc"):
-            raise Eagle3RefError(
-                f"reading the routing of {fields.where}",
-                found=f"n_group, topk_group, scoring_func, topk_method = {routing}",
-                expected="(1, 1, 'sigmoid', 'noaux_tc'), as in every Kimi-K2 model",
-                action="Load this model through transformers instead.",
-            )
+        plain = {"n_group": 1, "topk_group": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+        fields.require(plain, "as in every Kimi-K2 model", "Load this model through transformers instead.")
+        num_experts = fields.size("n_routed_experts")
         return cls(
-            num_experts=fields.int("n_routed_experts"),
-            num_experts_per_token=fields.int("num_experts_per_tok"),
-            num_shared_experts=fields.int("n_shared_experts", 0),
-            intermediate_size=fields.int("moe_intermediate_size"),
-            routed_scaling_factor=fields.float("routed_scaling_factor", 1.0),
+            num_experts=num_experts,
+            num_experts_per_token=fields.size("num_experts_per_tok", highest=num_experts),
+            num_shared_experts=fields.size("n_shared_experts", 0, lowest=0),
+            intermediate_size=fields.size("moe_intermediate_size"),
+            routed_scaling_factor=fields.number("routed_scaling_factor", 1.0),
             normalize_weights=fields.flag("norm_topk_prob", True),
         )

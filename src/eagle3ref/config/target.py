@@ -46,12 +46,12 @@ class TargetConfig:
         fields = outer.object("text_config") or outer
         return cls(
             name=path.resolve().name,
-            path=str(folder),
-            model_type=outer.str("model_type"),
-            num_layers=fields.int("num_hidden_layers"),
-            hidden_size=fields.int("hidden_size"),
-            vocab_size=fields.int("vocab_size"),
-            max_position_embeddings=fields.int("max_position_embeddings", 2**31 - 1),
+            path=str(path.absolute()),  # a trace remembers it, and may be read from elsewhere
+            model_type=outer.text("model_type"),
+            num_layers=fields.size("num_hidden_layers"),
+            hidden_size=fields.size("hidden_size"),
+            vocab_size=fields.size("vocab_size"),
+            max_position_embeddings=fields.size("max_position_embeddings", 2**31 - 1),
             eos_token_ids=_eos_token_ids(path, fields),
             config_sha256=hashlib.sha256((path / "config.json").read_bytes()).hexdigest(),
         )
@@ -60,8 +60,8 @@ class TargetConfig:
 def _eos_token_ids(folder: Path, fields: JsonFields) -> tuple[int, ...]:
     """The end tokens of generation_config.json and of config.json: Kimi chat turns end with one that only one names."""
     generation = folder / "generation_config.json"
-    extra = JsonFields.read(generation).ints("eos_token_id") if generation.exists() else None
-    return tuple(sorted({*(fields.ints("eos_token_id") or ()), *(extra or ())}))
+    extra = JsonFields.read(generation).integers("eos_token_id") if generation.exists() else None
+    return tuple(sorted({*(fields.integers("eos_token_id") or ()), *(extra or ())}))
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,15 @@ class KimiK25Config:
         """Read ``config.json``: its ``text_config`` for K2.5, the top level for K2."""
         outer = JsonFields.read(Path(folder) / "config.json")
         fields = outer.object("text_config") or outer
+        plain = {"hidden_act": "silu", "attention_bias": False, "moe_layer_freq": 1}
+        fields.require(plain, "as in every Kimi-K2 model", "Load this model through transformers instead.")
         return cls(
-            num_layers=fields.int("num_hidden_layers"),
-            hidden_size=fields.int("hidden_size"),
-            vocab_size=fields.int("vocab_size"),
-            intermediate_size=fields.int("intermediate_size"),
-            num_dense_layers=fields.int("first_k_dense_replace"),
-            rms_norm_eps=fields.float("rms_norm_eps"),
+            num_layers=fields.size("num_hidden_layers"),
+            hidden_size=fields.size("hidden_size"),
+            vocab_size=fields.size("vocab_size"),
+            intermediate_size=fields.size("intermediate_size"),
+            num_dense_layers=fields.size("first_k_dense_replace", lowest=0),
+            rms_norm_eps=fields.number("rms_norm_eps"),
             attention=MLAConfig.from_json(fields),
             moe=MoEConfig.from_json(fields),
         )

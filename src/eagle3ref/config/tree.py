@@ -22,8 +22,8 @@ class TreeConfig:
             0.5.23 does (the rows of its own branch slot, whoever the parent was); ``"ancestor"`` is the true path.
 
     Raises:
-        Eagle3RefError: a count is not positive, a chain whose ``num_draft_tokens`` is not ``num_steps + 1``, or
-            more ``num_draft_tokens`` than the draft loop makes candidates for.
+        Eagle3RefError: a count is not a positive integer, a chain whose ``num_draft_tokens`` is not ``num_steps + 1``,
+            or more ``num_draft_tokens`` than the draft loop makes candidates for.
     """
 
     num_steps: int
@@ -32,6 +32,8 @@ class TreeConfig:
     tree_kv: TreeKV = "slot"
 
     def __post_init__(self) -> None:
+        if any(type(count) is not int for count in (self.num_steps, self.topk, self.num_draft_tokens)):
+            self._refuse("three integers", "Write them without quotes or decimals.")
         if min(self.num_steps, self.topk) < 1 or self.num_draft_tokens < 2:
             self._refuse("num_steps >= 1, topk >= 1, num_draft_tokens >= 2", "Raise the setting that is too small.")
         if self.tree_kv not in ("slot", "ancestor"):

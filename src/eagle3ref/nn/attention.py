@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from eagle3ref.config import GQAConfig, MLAConfig
@@ -57,19 +58,19 @@ def attend(query: Tensor, parts: list[_Part], scale: float) -> Tensor:
     Returns:
         [B, P, Q, H, Dv].
     """
-    groups = query.unflatten(3, (parts[0].keys.shape[-2], -1))  # [B, P, Q, G, H/G, D]
+    wide = at_least_float32(query.dtype)
+    groups = rearrange(query.to(wide), "b p q (g h) d -> b p q g h d", g=parts[0].keys.shape[-2])
     scores = []
     for keys, _, mask in parts:
         per_group = "p" if keys.ndim == 5 else ""
-        part_scores = torch.einsum(f"bpqghd,b{per_group}kgd->bpghqk", groups, keys) * scale
-        hidden = ~mask[..., None, None, :, :]
-        scores.append(part_scores.to(at_least_float32(query.dtype)).masked_fill(hidden, float("-inf")))
+        part_scores = torch.einsum(f"bpqghd,b{per_group}kgd->bpghqk", groups, keys.to(wide)) * scale
+        scores.append(part_scores.masked_fill(~mask[..., None, None, :, :], float("-inf")))
     probs = torch.cat(scores, -1).softmax(-1).to(query.dtype)
     output = torch.zeros((), dtype=query.dtype, device=query.device)
     for (_, values, _), part_probs in zip(parts, probs.split([s.shape[-1] for s in scores], -1), strict=True):
         per_group = "p" if values.ndim == 5 else ""
         output = output + torch.einsum(f"bpghqk,b{per_group}kgd->bpqghd", part_probs, values)
-    return output.flatten(3, 4)
+    return rearrange(output, "b p q g h d -> b p q (g h) d")
 
 
 class GQAttention(nn.Module):
@@ -83,7 +84,7 @@ class GQAttention(nn.Module):
         self.q_proj = nn.Linear(in_features, query_size, bias=config.bias)
         self.k_proj = nn.Linear(in_features, key_size, bias=config.bias)
         self.v_proj = nn.Linear(in_features, key_size, bias=config.bias)
-        self.o_proj = nn.Linear(query_size, out_features, bias=config.bias)
+        self.o_proj = nn.Linear(query_size, out_features, bias=config.output_bias)
 
     def forward(
         self, x: Tensor, positions: Tensor, *, mask: Tensor, own: Rows | None = None, prefix: Prefix | None = None
@@ -100,15 +101,17 @@ class GQAttention(nn.Module):
         Returns:
             The output [B, P, Q, out_features], and the own rows with the new ones appended.
         """
-        heads = (-1, self.config.head_dim)
-        query = self.rope(self.q_proj(x).unflatten(-1, heads), positions)
-        new = Rows(self.rope(self.k_proj(x).unflatten(-1, heads), positions), self.v_proj(x).unflatten(-1, heads))
+        query, key, value = (
+            rearrange(projection(x), "b p q (h d) -> b p q h d", d=self.config.head_dim)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        new = Rows(self.rope(key, positions), value)
         rows = new if own is None else own.append(new)
         parts = [_Part(*rows, mask)]
         if prefix is not None:
             parts.insert(0, _Part(*prefix.rows, prefix.mask))
-        output = attend(query, parts, self.config.softmax_scale)
-        return self.o_proj(output.flatten(-2)), rows
+        output = attend(self.rope(query, positions), parts, self.config.softmax_scale)
+        return self.o_proj(rearrange(output, "b p q h d -> b p q (h d)")), rows
 
 
 class MLAttention(nn.Module):
@@ -155,13 +158,13 @@ class MLAttention(nn.Module):
             query = torch.cat((torch.einsum("bpqhn,hnr->bpqhr", query_nope, key_up), query_rope), -1)
             latent = attend(query, [_as_one_head(*stretch) for stretch in stretches], scale)
             output = torch.einsum("bpqhr,hvr->bpqhv", latent, value_up)
-        return self.o_proj(output.flatten(-2)), rows
+        return self.o_proj(rearrange(output, "b p q h d -> b p q (h d)")), rows
 
     def _query(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         projected = (
             self.q_proj(x) if self.config.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         )
-        heads = projected.unflatten(-1, (-1, self.config.qk_head_dim))
+        heads = rearrange(projected, "b p q (h d) -> b p q h d", d=self.config.qk_head_dim)
         nope, rope = heads.split((self.config.qk_nope_head_dim, self.config.qk_rope_head_dim), -1)
         return nope, self.rope(rope, positions)
 
@@ -171,15 +174,16 @@ class MLAttention(nn.Module):
         return Rows(self.kv_a_layernorm(latent), self.rope(key.unsqueeze(-2), positions).squeeze(-2))
 
     def _expand(self, rows: Rows, mask: Tensor) -> _Part:
-        heads = self.kv_b_proj(rows.first).unflatten(-1, (self.config.num_heads, -1))
+        heads = rearrange(self.kv_b_proj(rows.first), "... (h d) -> ... h d", h=self.config.num_heads)
         key_nope, value = heads.split((self.config.qk_nope_head_dim, self.config.v_head_dim), -1)
         key_rope = rows.second.unsqueeze(-2).expand(*key_nope.shape[:-1], -1)
         return _Part(torch.cat((key_nope, key_rope), -1), value, mask)
 
     def _up_projections(self) -> tuple[Tensor, Tensor]:
         """``kv_b_proj`` as latent -> key [H, Dnope, R] and latent -> value [H, Dv, R]."""
-        weight = self.kv_b_proj.weight.unflatten(0, (self.config.num_heads, -1))
-        return weight.split((self.config.qk_nope_head_dim, self.config.v_head_dim), 1)  # type: ignore[return-value]
+        weight = rearrange(self.kv_b_proj.weight, "(h d) r -> h d r", h=self.config.num_heads)
+        key_up, value_up = weight.split((self.config.qk_nope_head_dim, self.config.v_head_dim), 1)
+        return key_up, value_up
 
 
 def _as_one_head(rows: Rows, mask: Tensor) -> _Part:

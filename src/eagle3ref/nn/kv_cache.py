@@ -53,13 +53,13 @@ class KVCache:
         self.lengths = self.lengths + counts
 
     def _written(self, committed: Rows | None, pending: Rows, rows: Tensor) -> Rows:
-        """Rows past a sequence's new length hold leftovers: the mask hides them and the next ``keep`` overwrites them."""
+        """In place. Rows past a new length are leftovers: masks hide them and the next ``keep`` overwrites them."""
         batch = torch.arange(rows.shape[0], device=rows.device)[:, None]
         slots = self.lengths[:, None] + torch.arange(rows.shape[1], device=rows.device)
         needed = int(slots.max()) + 1
         return Rows(
             *(
-                _with_room(buffer, new, needed).index_put((batch, slots), new[:, 0][batch, rows])
+                _with_room(buffer, new, needed).index_put_((batch, slots), new[:, 0][batch, rows])
                 for buffer, new in zip(committed or (None, None), pending, strict=True)
             )
         )

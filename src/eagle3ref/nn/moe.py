@@ -41,9 +41,7 @@ class MoE(nn.Module):
     def __init__(self, hidden_size: int, config: MoEConfig) -> None:
         super().__init__()
         self.gate = Router(hidden_size, config)
-        self.experts = nn.ModuleList(
-            GatedMLP(hidden_size, config.intermediate_size) for _ in range(config.num_experts)
-        )
+        self.experts = nn.ModuleList(GatedMLP(hidden_size, config.intermediate_size) for _ in range(config.num_experts))
         self.shared_experts = (
             GatedMLP(hidden_size, config.intermediate_size * config.num_shared_experts)
             if config.num_shared_experts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from eagle3ref.config import RopeConfig
@@ -69,8 +70,7 @@ class RotaryEmbedding:
             self.frequencies = self.frequencies.to(x.device)
         angles = positions.unsqueeze(-1).to(wide) * self.frequencies.to(wide)  # [..., dim/2]
         cos, sin = (f(angles).unsqueeze(-2) * self.config.attention_factor for f in (torch.cos, torch.sin))
-        if self.interleaved:
-            even, odd = x.to(wide).unflatten(-1, (-1, 2)).unbind(-1)
-            return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2).to(x.dtype)
-        first, second = x.to(wide).chunk(2, -1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
+        layout = "(pair half)" if self.interleaved else "(half pair)"
+        first, second = rearrange(x.to(wide), f"... {layout} -> half ... pair", half=2)
+        rotated = torch.stack((first * cos - second * sin, second * cos + first * sin))
+        return rearrange(rotated, f"half ... pair -> ... {layout}").to(x.dtype)

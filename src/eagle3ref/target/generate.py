@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from eagle3ref.errors import Eagle3RefError
 from eagle3ref.sampling import argmax_first, sample, target_probs
-from eagle3ref.target.base import Target
+from eagle3ref.target.base import Target, TargetOutput
+from eagle3ref.target.prefill import prefill
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,9 @@ class Sampling:
         top_p: mass kept, 1 keeps all.
         top_k: tokens kept, 0 keeps all.
         seed: prompt i draws from its own stream (seed, i), whatever batch it is in.
+
+    Raises:
+        Eagle3RefError: a setting out of its range.
     """
 
     temperature: float = 0.0
@@ -28,10 +35,20 @@ class Sampling:
     top_k: int = 0
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        in_range = 0 <= self.temperature < math.inf and 0 < self.top_p <= 1 and self.top_k >= 0
+        if not in_range or self.seed < 0:
+            raise Eagle3RefError(
+                "reading the sampling settings",
+                found=f"temperature {self.temperature}, top_p {self.top_p}, top_k {self.top_k}, seed {self.seed}",
+                expected="finite temperature >= 0 (0 = greedy), 0 < top_p <= 1, top_k >= 0 (0 = all), seed >= 0",
+                action="Correct the setting that is out of its range.",
+            )
+
     def uniforms(self, prompt: int, count: int) -> Tensor:
         """fp64 [count], the random numbers of one prompt's answer."""
-        generator = torch.Generator().manual_seed((self.seed << 32) + prompt)
-        return torch.rand(count, dtype=torch.float64, generator=generator)
+        # numpy mixes both numbers into its state; torch's CPU generator would use the low 32 bits of one.
+        return torch.from_numpy(np.random.default_rng([self.seed, prompt]).random(count))
 
 
 @torch.inference_mode()
@@ -42,7 +59,6 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling | None = None,
     prompt_indices: Sequence[int] | None = None,
-    on_token: Callable[[], None] = lambda: None,
 ) -> list[Tensor]:
     """Answer every prompt until an end token or ``max_new_tokens``.
 
@@ -52,7 +68,6 @@ def generate(
         max_new_tokens: of each answer, the end token included.
         sampling: greedy when None.
         prompt_indices: which random stream each prompt uses; its place in ``prompts`` when None.
-        on_token: called after every forward.
 
     Returns:
         The answers, int64 [1 .. max_new_tokens] each.
@@ -60,13 +75,9 @@ def generate(
     sampling = sampling or Sampling()
     indices = range(len(prompts)) if prompt_indices is None else prompt_indices
     uniforms = torch.stack([sampling.uniforms(index, max_new_tokens) for index in indices])
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    padded = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True)
     cache = target.new_cache(len(prompts))
     device = target.embedding().device
-    state = target.forward(padded.to(device), cache=cache).final_hidden_state
-    cache.keep(torch.arange(padded.shape[1], device=device).expand(padded.shape), lengths.to(device))
-    last = state[torch.arange(len(prompts)), lengths - 1]
+    last = _last_states(prefill(target, prompts, cache), prompts)
     first_row = torch.zeros(len(prompts), 1, dtype=torch.int64, device=device)
     ends = torch.tensor(target.config.eos_token_ids, dtype=torch.int64)
     answers: list[Tensor] = []
@@ -74,7 +85,6 @@ def generate(
     for step in range(max_new_tokens):
         token = _next_token(target.logits(last), sampling, uniforms[:, step])
         answers.append(token.cpu())
-        on_token()
         finished |= torch.isin(token.cpu(), ends)
         if step + 1 == max_new_tokens or bool(finished.all()):
             break
@@ -83,12 +93,23 @@ def generate(
     return [_until_end(answer, ends) for answer in torch.stack(answers, 1)]
 
 
+def _last_states(blocks: Iterable[TargetOutput], prompts: Sequence[Tensor]) -> Tensor:
+    """[B, C], the final hidden state at the last token of each prompt; only one block is held at a time."""
+    last: dict[int, Tensor] = {}
+    done = 0
+    for block in blocks:
+        states = block.final_hidden_state
+        for i, prompt in enumerate(prompts):
+            if done < len(prompt) <= done + states.shape[1]:
+                last[i] = states[i, len(prompt) - 1 - done].clone()
+        done += states.shape[1]
+    return torch.stack([last[i] for i in range(len(prompts))])
+
+
 def _next_token(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
     if sampling.temperature == 0:
         return argmax_first(logits)
-    probs = target_probs(
-        logits, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
-    )
+    probs = target_probs(logits, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p)
     return sample(probs, uniforms.to(device=logits.device, dtype=probs.dtype))
 
 

@@ -1,12 +1,13 @@
 """Moonshot's packed INT4 weights: group 32, symmetric, offset 8, lowest nibble first.
 
-Layout of compressed-tensors' ``pack-quantized``: a weight [out, in] is stored as int32 [out, in / 8]; column ``8 j + i``
+Layout of compressed-tensors' ``pack-quantized``: weight [out, in] is stored as int32 [out, in / 8]; column ``8 j + i``
 lies in bits ``4 i .. 4 i + 3`` of word j, as ``q + 8`` with q in -8..7; ``weight = q * scale[row, column // 32]``.
 """
 
 from __future__ import annotations
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from eagle3ref.errors import Eagle3RefError
@@ -20,13 +21,15 @@ def unpack_int4(packed: Tensor) -> Tensor:
     """int32 [out, in / 8] -> int8 [out, in], values -8..7. Little-endian bytes hold the columns in order."""
     octets = packed.contiguous().view(torch.uint8)  # [out, in / 2]
     nibbles = torch.stack((octets & 15, octets >> 4), -1).flatten(-2)
-    return nibbles.to(torch.int8) - _OFFSET
+    values: Tensor = nibbles.to(torch.int8) - _OFFSET
+    return values
 
 
 def pack_int4(values: Tensor) -> Tensor:
     """int8 [out, in], values -8..7 -> int32 [out, in / 8]."""
     nibbles = (values + _OFFSET).to(torch.uint8).unflatten(-1, (-1, 2))
-    return (nibbles[..., 0] | (nibbles[..., 1] << 4)).contiguous().view(torch.int32)
+    octets: Tensor = nibbles[..., 0] | (nibbles[..., 1] << 4)
+    return octets.contiguous().view(torch.int32)
 
 
 def dequantize_int4(packed: Tensor, scale: Tensor, shape: Tensor, name: str) -> Tensor:
@@ -41,17 +44,17 @@ def dequantize_int4(packed: Tensor, scale: Tensor, shape: Tensor, name: str) -> 
     Raises:
         Eagle3RefError: the three do not fit together.
     """
-    rows, columns = (int(size) for size in shape)
-    expected = ((rows, columns // _PER_WORD), (rows, columns // GROUP_SIZE))
-    if packed.dtype != torch.int32 or (tuple(packed.shape), tuple(scale.shape)) != expected:
+    rows, groups = len(scale), scale.shape[-1]
+    expected = ((rows, groups * GROUP_SIZE // _PER_WORD), (rows, groups), [rows, groups * GROUP_SIZE])
+    if packed.dtype != torch.int32 or (tuple(packed.shape), tuple(scale.shape), shape.tolist()) != expected:
         raise Eagle3RefError(
             f"unpacking the INT4 weight {name}",
-            found=f"{packed.dtype} {tuple(packed.shape)} with scales {tuple(scale.shape)}",
-            expected=f"torch.int32 {expected[0]} with scales {expected[1]} for a {rows} x {columns} weight",
+            found=f"{packed.dtype} {tuple(packed.shape)}, scales {tuple(scale.shape)}, weight_shape {shape.tolist()}",
+            expected="torch.int32 [out, in / 8], scales [out, in / 32], weight_shape [out, in]",
             action="Only group size 32 in Moonshot's layout is read; check how this checkpoint was quantized.",
         )
-    groups = unpack_int4(packed).to(scale.dtype).unflatten(-1, (-1, GROUP_SIZE))
-    return (groups * scale.unsqueeze(-1)).flatten(-2)
+    values = rearrange(unpack_int4(packed).to(scale.dtype), "out (group i) -> out group i", i=GROUP_SIZE)
+    return rearrange(values * scale.unsqueeze(-1), "out group i -> out (group i)")
 
 
 def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,7 +62,7 @@ def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
     The inverse of ``dequantize_int4`` up to rounding; the nano target is made with it.
     """
-    groups = weight.float().unflatten(-1, (-1, GROUP_SIZE))
+    groups = rearrange(weight.float(), "out (group i) -> out group i", i=GROUP_SIZE)
     scale = (groups.abs().amax(-1) / 7).clamp_min(1e-8).to(torch.bfloat16)
     values = (groups / scale.float().unsqueeze(-1)).round().clamp(-7, 7)
-    return values.flatten(-2).to(torch.int8), scale
+    return rearrange(values, "out group i -> out (group i)").to(torch.int8), scale

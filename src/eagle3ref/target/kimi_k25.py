@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from eagle3ref.config import KimiK25Config, TargetConfig
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.nn import GatedMLP, KVCache, MLAttention, MoE, Prefix, RMSNorm, Rows
-from eagle3ref.target.base import TargetOutput
-from eagle3ref.target.capture_check import check_capture_points, check_tokens
+from eagle3ref.target.base import TargetCache, TargetOutput
+from eagle3ref.target.inputs import Inputs, checked_inputs
 from eagle3ref.target.int4 import dequantize_int4
 from eagle3ref.weights import Weights
 
@@ -49,12 +49,11 @@ class KimiModel(nn.Module):
         self.layers = nn.ModuleList(KimiLayer(config, i, latent_norm_eps) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: KVCache | None, capture_points: Sequence[int]
-    ) -> TargetOutput:
-        """Run the layers over tokens [B, Q]; positions [B, Q], mask broadcastable to [B, Q, Q]."""
+    def forward(self, tokens: Tensor, inputs: Inputs, capture_points: Sequence[int]) -> TargetOutput:
+        """Run the layers over tokens [B, Q]."""
+        cache = inputs.cache
         stream = self.embed_tokens(tokens).unsqueeze(1)  # [B, 1, Q, C]
-        positions, mask = positions.unsqueeze(1), mask.unsqueeze(-3)
+        positions, mask = inputs.positions.unsqueeze(1), inputs.mask.unsqueeze(1)
         captured: dict[int, Tensor] = {}
         pending: list[Rows] = []
         prefixes = None if cache is None else cache.prefixes()
@@ -67,7 +66,7 @@ class KimiModel(nn.Module):
             captured[len(self.layers)] = stream.squeeze(1)
         if cache is not None:
             cache.offer(pending)
-        return TargetOutput({point: captured[point] for point in capture_points}, self.norm(stream).squeeze(1))
+        return TargetOutput(captured, self.norm(stream).squeeze(1))
 
 
 class KimiK25Target(nn.Module):
@@ -121,21 +120,14 @@ class KimiK25Target(nn.Module):
         self,
         tokens: Tensor,
         *,
-        cache: KVCache | None = None,
+        cache: TargetCache | None = None,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         capture_points: Sequence[int] = (),
     ) -> TargetOutput:
         """See ``Target.forward``."""
-        check_tokens(tokens, self.config.vocab_size)
-        check_capture_points(capture_points, self.config.num_layers)
-        row = torch.arange(tokens.shape[1], device=tokens.device)
-        if positions is None:
-            start = torch.zeros_like(row[:1]) if cache is None else cache.lengths[:, None]
-            positions = (start + row).expand(tokens.shape)
-        if mask is None:
-            mask = (row[:, None] >= row)[None]
-        output: TargetOutput = self.model(tokens, positions, mask, cache, capture_points)
+        inputs = checked_inputs(self.config, tokens, cache, positions, mask, capture_points)
+        output: TargetOutput = self.model(tokens, inputs, capture_points)
         return output
 
     def logits(self, final_hidden_state: Tensor) -> Tensor:
@@ -179,6 +171,13 @@ def _read(weights: Weights, name: str) -> Tensor:
     stem = name.removesuffix(".weight")
     if f"{stem}.weight_packed" not in weights:
         return weights.read(name)
+    if name in weights:
+        raise Eagle3RefError(
+            f"loading {weights.folder}",
+            found=f"both {name} and {stem}.weight_packed",
+            expected="one of them",
+            action="Remove the one that is out of date.",
+        )
     packed, scale, shape = (weights.read(f"{stem}.weight_{part}") for part in ("packed", "scale", "shape"))
     return dequantize_int4(packed, scale, shape, stem)
 
