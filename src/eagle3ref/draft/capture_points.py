@@ -42,7 +42,7 @@ def resolve_capture_points(
         points, how = default_capture_points(num_layers), f"no ids in config.json; the default for {num_layers} layers"
     elif given and given[0] == 1:
         points = tuple(layer + 1 for layer in given)
-        how = f"{config.capture_ids_key} = {list(given)} starts with 1: outputs of those layers, i.e. inputs of the next"
+        how = f"{config.capture_ids_key} = {list(given)} starts with 1: outputs of layers, i.e. inputs of the next"
     elif given and given[0] == 2:
         points, how = given, f"{config.capture_ids_key} = {list(given)} starts with 2: inputs of those layers"
     else:

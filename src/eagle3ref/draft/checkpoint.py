@@ -30,6 +30,8 @@ _RENAMES = (
     # In a layer after the first, SGLang's name of the norm before attention is hidden_norm, vLLM's input_layernorm.
     (re.compile(r"^(layers\.[1-9]\d*)\.hidden_norm\."), r"\1.input_layernorm."),
 )
+_LAYER = re.compile(r"layers\.(\d+)\.")
+_READABLE = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _VOCABULARY_MAPS = ("d2t", "t2d")
 
 
@@ -45,10 +47,10 @@ def load_draft(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Eagle3Draft:
-    """Load an EAGLE-3 draft: Llama-style (``midlayer.`` or ``layers.0.``) or Kimi MLA, safetensors or pytorch_model.bin.
+    """Load an EAGLE-3 draft: Llama-style (``midlayer.``, ``layers.0.``) or Kimi MLA, safetensors or pytorch_model.bin.
 
-    What is odd but loadable is warned of (``DraftWarning``) and kept in ``draft.notes``, together with the capture
-    points' origin and who supplies embedding and head.
+    What is odd but loadable is warned of (``DraftWarning``) and kept in ``draft.warnings``; ``draft.origins`` says
+    where the capture points come from, and who supplies embedding and head.
 
     Args:
         folder: config.json and the weights.
@@ -63,20 +65,27 @@ def load_draft(
     """
     config = DraftConfig.from_folder(folder)
     tensors = _read_tensors(Weights(folder), str(folder))
-    shared = None if target is None else shared_weights(target)
+    shared = None if target is None else _shared(config, target, str(folder))
     d2t, t2d = (tensors.pop(name, None) for name in _VOCABULARY_MAPS)
-    num_layers = 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith("layers.")), default=0)
+    # Counted, since num_hidden_layers is often the target's. A gap in the numbers ends as missing and unknown tensors.
+    num_layers = max(1, len({match[1] for name in tensors if (match := _LAYER.match(name))}))
     points, how = resolve_capture_points(
         config, None if shared is None else shared.config.num_layers, capture_points, str(folder)
     )
     ids = _target_ids(config, d2t, str(folder))
     with torch.device("meta"):
         draft = Eagle3Draft(config, num_layers, points, ids)
-    draft.notes.append(f"capture points {points}: {how}")
+    draft.origins["capture points"] = f"{points}, {how}"
+    if config.norm_output:
+        _warn(
+            draft,
+            "norm_output is read as EAGLE-3.1 does: the recurrent state is taken after the final norm. A SpecForge "
+            "export writes the same key and means something else; its state is always taken before it.",
+        )
     _supply(draft, tensors, shared)
     _check_tensors(draft, tensors, str(folder))
     if d2t is not None:
-        _warn(draft, mapping_warnings(d2t, ids, t2d, config.vocab_size, tensors["lm_head.weight"]))
+        _warn(draft, *mapping_warnings(d2t, ids, t2d, config.vocab_size, tensors["lm_head.weight"]))
     dtype = tensors["fc.weight"].dtype if dtype is None else dtype
     draft.load_state_dict({name: value.to(device=device, dtype=dtype) for name, value in tensors.items()}, assign=True)
     draft.target_ids = ids.to(device)
@@ -102,15 +111,22 @@ def _read_tensors(weights: Weights, where: str) -> dict[str, Tensor]:
     return tensors
 
 
+def _shared(config: DraftConfig, target: Target | str | Path, where: str) -> SharedWeights:
+    shared = shared_weights(target)
+    sizes = shared.config.hidden_size, shared.config.vocab_size
+    config.check_target(*sizes, f"loading draft {where} for target {shared.config.name}")
+    return shared
+
+
 def _target_ids(config: DraftConfig, d2t: Tensor | None, where: str) -> Tensor:
     size = config.draft_vocab_size
     if d2t is None and size == config.vocab_size:
         return torch.arange(size, device="cpu")
-    if d2t is None or tuple(d2t.shape) != (size,):
+    if d2t is None or tuple(d2t.shape) != (size,) or d2t.dtype not in (torch.int32, torch.int64):
         raise Eagle3RefError(
             f"loading draft {where}",
-            found="no d2t" if d2t is None else f"d2t of shape {tuple(d2t.shape)}",
-            expected=f"d2t of shape ({size},), since draft_vocab_size is {size} and vocab_size {config.vocab_size}",
+            found="no d2t" if d2t is None else f"d2t of shape {tuple(d2t.shape)} and dtype {d2t.dtype}",
+            expected=f"d2t, int64 of shape ({size},): draft_vocab_size is {size} and vocab_size {config.vocab_size}",
             action="Without it SGLang would take draft ids for target ids. Export the draft with its vocabulary map.",
         )
     return target_ids(d2t, config.vocab_size, where)
@@ -122,38 +138,40 @@ def _supply(draft: Eagle3Draft, tensors: dict[str, Tensor], shared: SharedWeight
     own = tensors.get("embed_tokens.weight")
     if own is None and shared is not None:
         tensors["embed_tokens.weight"] = shared.embedding()
-        draft.notes.append("embedding: the target's (the draft brings none)")
+        draft.origins["embedding"] = "the target's (the draft brings none)"
     elif own is not None:
-        draft.notes.append("embedding: the draft's own")
+        draft.origins["embedding"] = "the draft's own"
         if shared is not None and config.target_hidden_size == config.hidden_size:
             _warn_of_other_embedding(draft, own, shared)
     if "lm_head.weight" in tensors:
-        draft.notes.append("lm_head: the draft's own")
+        draft.origins["lm_head"] = "the draft's own"
+        if config.shares_target_lm_head and not config.tie_word_embeddings:
+            _warn(
+                draft,
+                "the file has an lm_head but no draft_vocab_size: SGLang would use the target's head. "
+                "The draft's own is used here.",
+            )
     elif config.tie_word_embeddings and "embed_tokens.weight" in tensors:
         tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
-        draft.notes.append("lm_head: tied to the embedding")
+        draft.origins["lm_head"] = "tied to the embedding"
     elif shared is not None and config.draft_vocab_size == config.vocab_size:
         tensors["lm_head.weight"] = shared.lm_head()
-        draft.notes.append("lm_head: the target's (the draft brings none)")
+        draft.origins["lm_head"] = "the target's (the draft brings none)"
         if not config.shares_target_lm_head:
             _warn(
                 draft,
-                [
-                    "no lm_head in the file although draft_vocab_size is set: SGLang would keep an uninitialised head "
-                    "(accept len 1.00). Taken from the target here; export the draft with its head."
-                ],
+                "no lm_head in the file although draft_vocab_size is set: SGLang would keep an uninitialised head "
+                "(accept len 1.00). Taken from the target here; export the draft with its head.",
             )
 
 
 def _warn_of_other_embedding(draft: Eagle3Draft, own: Tensor, shared: SharedWeights) -> None:
     theirs = shared.embedding()
-    if own.shape != theirs.shape or not torch.equal(own.float(), theirs.to(own.device).float()):
+    if own.shape != theirs.shape or not torch.equal(own, theirs.to(own.device, own.dtype)):
         _warn(
             draft,
-            [
-                "the draft's embedding differs from the target's: SGLang would replace it by the target's, vLLM keeps it. "
-                "Kept here."
-            ],
+            "the draft's embedding differs from the target's: SGLang would replace it by the target's, vLLM keeps it. "
+            "Kept here.",
         )
 
 
@@ -171,8 +189,9 @@ def _check_tensors(draft: Eagle3Draft, tensors: dict[str, Tensor], where: str) -
         tensor = tensors[name]
         if tuple(tensor.shape) != shape:
             raise _wrong_shape(name, tensor, shape, where)
-        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
-            _refuse_values(where, f"{name} with non-finite values or of dtype {tensor.dtype}", "finite floating point")
+        if tensor.dtype not in _READABLE or not bool(torch.isfinite(tensor).all()):
+            found = f"{name} with non-finite values or of dtype {tensor.dtype}"
+            _refuse_values(where, found, "finite bf16, fp16, fp32 or fp64 (quantized drafts are not read)")
     if not bool(tensors["fc.weight"].any()):
         _refuse_values(where, "an all-zero fc.weight", "trained weights")
 
@@ -210,7 +229,7 @@ def _refuse_values(where: str, found: str, expected: str) -> None:
     )
 
 
-def _warn(draft: Eagle3Draft, messages: list[str]) -> None:
+def _warn(draft: Eagle3Draft, *messages: str) -> None:
     for message in messages:
-        draft.notes.append(f"WARNING: {message}")
+        draft.warnings.append(message)
         warnings.warn(message, DraftWarning, stacklevel=3)

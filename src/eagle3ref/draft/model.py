@@ -73,6 +73,10 @@ class Eagle3Draft(nn.Module):
         num_layers: decoder layers.
         capture_points: the residual streams of the target that ``fuse`` takes, in this order.
         target_ids: int64 [Vd], the target token of each draft token.
+
+    Attributes:
+        origins: where ``capture points``, ``embedding`` and ``lm_head`` came from, one sentence each.
+        warnings: what is odd about the checkpoint. ``load_draft`` fills both.
     """
 
     target_ids: Tensor
@@ -82,7 +86,8 @@ class Eagle3Draft(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.capture_points = config, capture_points
-        self.notes: list[str] = []
+        self.origins: dict[str, str] = {}
+        self.warnings: list[str] = []
         fused = config.num_aux_hidden_states * config.target_hidden_size
         if config.norm_before_fc:
             self.input_norm = RMSNorm(fused, config.rms_norm_eps)
@@ -173,6 +178,6 @@ class Eagle3Draft(nn.Module):
         return Eagle3RefError(
             "fusing aux hidden states",
             found=f"states {width} wide",
-            expected=f"{wanted} wide ({self.config.num_aux_hidden_states} capture points x {single}), as fc was trained",
+            expected=f"{wanted} wide: fc takes {self.config.num_aux_hidden_states} capture points x {single}",
             action=hint,
         )

@@ -14,6 +14,8 @@ from eagle3ref.nn.norm import at_least_float32
 from eagle3ref.sampling import topk_stable
 from eagle3ref.tree import Candidates, extend_beams
 
+_LOGITS_AT_ONCE = 2**26
+
 
 class FirstLevel(NamedTuple):
     """What the last draft row before a root leaves for it: that row's recurrent state and its best next tokens.
@@ -42,8 +44,16 @@ class _Beams(NamedTuple):
 def best_next(draft: Eagle3Draft, normed: Tensor, topk: int) -> tuple[Tensor, Tensor]:
     """The K most probable next tokens: [..., C] -> probabilities [..., K] and target ids int64 [..., K].
 
-    The softmax is over the draft vocabulary and ignores the temperature (SGLang 0.5.23, spec_utils.py).
+    The softmax is over the draft vocabulary and ignores the temperature (SGLang 0.5.23, spec_utils.py). At most
+    ``_LOGITS_AT_ONCE`` logits exist at a time, however many rows are asked for.
     """
+    rows_at_once = max(1, _LOGITS_AT_ONCE // draft.config.draft_vocab_size)
+    parts = [_best_of(draft, rows, topk) for rows in normed.flatten(0, -2).split(rows_at_once)]
+    probs, tokens = (torch.cat(part).unflatten(0, normed.shape[:-1]) for part in zip(*parts, strict=True))
+    return probs, tokens
+
+
+def _best_of(draft: Eagle3Draft, normed: Tensor, topk: int) -> tuple[Tensor, Tensor]:
     logits = draft.logits(normed)
     probs, chosen = topk_stable(logits.to(at_least_float32(logits.dtype)).softmax(-1), topk)
     return probs, draft.target_ids[chosen]

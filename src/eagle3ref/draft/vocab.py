@@ -53,13 +53,13 @@ def mapping_warnings(d2t: Tensor, ids: Tensor, t2d: Tensor | None, vocab_size: i
         )
     if t2d is not None:
         listed = t2d.bool().nonzero().flatten()
-        if not torch.equal(listed, ids.sort().values):
+        if tuple(t2d.shape) != (vocab_size,) or not torch.equal(listed, ids.sort().values):
             found.append(
                 f"t2d marks {len(listed)} target ids but d2t maps to {len(ids)} others: the two come from different "
                 "exports. Servers ignore t2d and use d2t."
             )
-    twins = (d2t[1:] == d2t[:-1]) & (lm_head[1:] == lm_head[:-1]).all(-1)
-    if bool(twins.any()) and len(ids) < vocab_size:
+    repeated = (d2t[1:] == d2t[:-1]).nonzero().flatten().to(lm_head.device)
+    if len(ids) < vocab_size and bool((twins := (lm_head[repeated] == lm_head[repeated + 1]).all(-1)).any()):
         found.append(
             f"{int(twins.sum())} neighbouring rows of lm_head are identical where d2t repeats: the head was cut with "
             "lm_head[d2t] instead of lm_head[id + d2t]; a server would propose wrong tokens."
