@@ -363,6 +363,34 @@ def test_check_names_the_file_with_a_flipped_bit(tmp_path: Path) -> None:
     refused("000002-prompt-2", Trace.open(folder).check)
 
 
+def test_the_name_of_a_trace_is_of_what_was_opened(tmp_path: Path) -> None:
+    """Catches provenance that names sequences which a capture at work added after the replay had begun."""
+    folder = record(tmp_path / "trace", range(2))
+    trace = Trace.open(folder)
+    name = trace.sha256()
+    files = b"".join((folder / file).read_bytes() for file in ("trace.json", "manifest.jsonl"))
+    assert name == hashlib.sha256(files).hexdigest()
+    record(folder, range(3))
+    assert trace.sha256() == name != Trace.open(folder).sha256()
+
+
+def test_looking_ids_up_does_not_grow_with_the_trace(tmp_path: Path) -> None:
+    """Catches a search through all ids for each of them: long traces would take minutes to resume."""
+    folder = record(tmp_path / "trace", range(1))
+    trace = Trace.open(folder)
+    many = tuple(replace(trace.entries[0], id=f"other {number}") for number in range(20_000)) + trace.entries
+    with TraceWriter(folder, (folder / ".lock").open("ab"), trace.header, many, frozenset()) as trace_writer:
+        begin = time.perf_counter()
+        assert all(entry.id in trace_writer.done for entry in many)
+        assert time.perf_counter() - begin < 1  # a new set each time: 10 s and more
+    long = replace(trace, entries=many)
+    long.sequence("prompt/0")
+    begin = time.perf_counter()
+    for _ in range(500):
+        long.sequence("prompt/0")
+    assert time.perf_counter() - begin < 1  # by searching: 10 million comparisons
+
+
 def test_an_unknown_id_is_told(tmp_path: Path) -> None:
     """Catches a bare KeyError."""
     trace = Trace.open(record(tmp_path / "trace"))
@@ -469,6 +497,18 @@ def test_a_path_that_is_no_trace_is_left_alone(tmp_path: Path) -> None:
     assert foreign.exists()
 
 
+def test_what_the_operating_system_refuses_is_told(tmp_path: Path) -> None:
+    """Catches an OSError of a capture or a replay that nobody turns into what was being done and what to do."""
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "link").symlink_to(tmp_path / "gone" / "folder")
+    refusal = r"writing a trace to .*found {}: .*Mend that"
+    refused(refusal.format("Not a directory"), lambda: TraceWriter.open(tmp_path / "file" / "t", make_header()))
+    refused(refusal.format("File exists"), lambda: TraceWriter.open(tmp_path / "link", make_header()))
+    too_long = tmp_path / ("x" * 300)
+    refused("found File name too long", lambda: TraceWriter.open(too_long, make_header()))
+    refused(r"reading the trace .*found File name too long", lambda: Trace.open(too_long))
+
+
 def test_two_writers_at_once_are_refused(tmp_path: Path) -> None:
     """Catches interleaved manifests; and a lock that outlives its writer or a refusal."""
     with TraceWriter.open(tmp_path / "trace", make_header()):
@@ -525,7 +565,7 @@ def test_a_full_disk_leaves_a_trace_that_goes_on(tmp_path: Path, monkeypatch: py
     with TraceWriter.open(folder, make_header()) as trace_writer:
         trace_writer.add(make_sequence(0))
         monkeypatch.setattr(os, "fsync", fail_on_manifest(folder, os.fsync))
-        with pytest.raises(OSError, match="disk full"):
+        with pytest.raises(Eagle3RefError, match="disk full"):
             trace_writer.add(make_sequence(1, id="a line longer than the one that comes next"))
         monkeypatch.undo()
         assert trace_writer.done == {"prompt/0"}

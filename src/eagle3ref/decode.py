@@ -35,9 +35,7 @@ class Decoded:
 
 
 @torch.inference_mode()
-def decode(
-    target: Target, draft: Eagle3Draft, prompt: Tensor, tree: TreeConfig, *, max_new_tokens: int
-) -> Decoded:
+def decode(target: Target, draft: Eagle3Draft, prompt: Tensor, tree: TreeConfig, *, max_new_tokens: int) -> Decoded:
     """Decode one prompt in rounds of draft, tree verification, and draft rows rebuilt from target states.
 
     The rounds are SGLang 0.5.23's (eagle_worker_v2.py) without overlap: the first token comes from the prompt's own

@@ -34,7 +34,7 @@ class SequenceRounds:
         complete: bool [R], whether ``num_steps`` recorded tokens follow the root. If not, c may have been cut short
             by the end of the record, and the round counts as censored.
         proposed_at: int64 [R, S], draft tokens offered at each depth.
-        off_argmax_tokens: generated tokens that are not the target's first choice.
+        off_argmax_tokens: generated tokens that are not the target's first choice; None when that was not recorded.
         recorded_tokens: generated tokens.
     """
 
@@ -43,7 +43,7 @@ class SequenceRounds:
     num_accepted: Tensor
     complete: Tensor
     proposed_at: Tensor
-    off_argmax_tokens: int
+    off_argmax_tokens: int | None
     recorded_tokens: int
 
 
@@ -69,22 +69,25 @@ def replay(
         on_sequence: called with the rounds of each sequence as it is finished, e.g. for a progress bar.
 
     Raises:
-        Eagle3RefError: an empty trace, capture points, widths or a vocabulary that are not the draft's, or states
-            that are not finite.
+        Eagle3RefError: an empty trace, capture points, widths or a vocabulary that are not the draft's, states that
+            are not finite, more ``topk`` than draft tokens, or no answer longer than ``num_steps``.
     """
+    _check_fit(trace, draft, tree)
+    _check_answers(trace, tree)
     rounds = []
     for sequence in replay_rounds(trace, draft, tree, batch_tokens=batch_tokens):
         rounds.append(sequence)
         on_sequence(sequence)
-    rounds.sort(key=lambda sequence: trace.ids.index(sequence.id))
-    return count_rounds(rounds, tree, _kind(trace, sum(sequence.off_argmax_tokens for sequence in rounds)))
+    place = {sequence_id: i for i, sequence_id in enumerate(trace.ids)}
+    rounds.sort(key=lambda sequence: place[sequence.id])
+    return count_rounds(rounds, tree, _kind(trace, rounds))
 
 
 def replay_rounds(
     trace: Trace, draft: Eagle3Draft, tree: TreeConfig, *, batch_tokens: int = DEFAULT_BATCH_TOKENS
 ) -> Iterator[SequenceRounds]:
     """As ``replay``, round by round; sequences come in order of length."""
-    _check_fit(trace, draft)
+    _check_fit(trace, draft, tree)
     by_length = sorted(range(len(trace)), key=lambda i: trace.entries[i].num_tokens)
     batch: list[int] = []
     for i in by_length:
@@ -104,36 +107,40 @@ def count_rounds(rounds: Sequence[SequenceRounds], tree: TreeConfig, kind: Kind)
         histogram=np.stack([torch.bincount(c, minlength=tree.num_steps + 1).numpy() for c in complete]),
         proposed_at=np.stack([sequence.proposed_at[sequence.complete].sum(0).numpy() for sequence in rounds]),
         censored_rounds=np.array([int((~sequence.complete).sum()) for sequence in rounds]),
-        off_argmax_tokens=np.array([sequence.off_argmax_tokens for sequence in rounds]),
+        off_argmax_tokens=np.array([sequence.off_argmax_tokens or 0 for sequence in rounds]),
         recorded_tokens=np.array([sequence.recorded_tokens for sequence in rounds]),
         kind=kind,
     )
 
 
-def _kind(trace: Trace, off_argmax_tokens: int) -> Kind:
-    """Greedy tokens that are the recorded argmax are exact; if some are not, another model or kernel wrote them."""
+def _kind(trace: Trace, rounds: Sequence[SequenceRounds]) -> Kind:
+    """Greedy tokens that are all the recorded argmax are exact; otherwise another model may have written them."""
     if trace.header.sampling.temperature >= GREEDY_TEMPERATURE:
         return "unbiased"
-    return "estimate" if off_argmax_tokens else "exact"
+    return "exact" if all(sequence.off_argmax_tokens == 0 for sequence in rounds) else "estimate"
 
 
 @torch.inference_mode()
 def _replay_batch(sequences: list[RecordedSequence], draft: Eagle3Draft, tree: TreeConfig) -> list[SequenceRounds]:
+    for sequence in sequences:
+        sequence.check_finite()
     device = draft.target_ids.device
     tokens = torch.nn.utils.rnn.pad_sequence([s.tokens for s in sequences], batch_first=True, padding_value=-1)
     tokens = tokens.to(device)
     cache, first = _prefix_pass(sequences, tokens, draft, tree.topk)
     lengths = torch.tensor([len(s.tokens) for s in sequences], device=device)
     root = torch.tensor([s.prompt_length for s in sequences], device=device)
-    steps: list[tuple[Tensor, Tensor, Tensor]] = []
-    while bool((root + 1 < lengths).any()):
+    # Each column starts empty: sequences of a single generated token have no round at all.
+    none = root.new_zeros(len(sequences), 0)
+    columns = [[none], [none], [none.new_zeros(len(sequences), 0, tree.num_steps)]]
+    while bool((active := root + 1 < lengths).any()):
         # A finished sequence idles at its last root, and its rounds there are dropped.
-        active = root + 1 < lengths
         at = root.clamp_max(tokens.shape[1] - 1)
         accepted, proposed = _round(tokens, at, cache, first, draft, tree)
-        steps.append((torch.where(active, root, -1), accepted, proposed))
-        root = torch.where(active, root + accepted + 1, root)
-    roots, accepted, proposed = (torch.stack(column, 1).cpu() for column in zip(*steps, strict=True))
+        for column, value in zip(columns, (root.where(active, -1), accepted, proposed), strict=True):
+            column.append(value.unsqueeze(1))
+        root = (root + accepted + 1).where(active, root)
+    roots, accepted, proposed = (torch.cat(column, 1).cpu() for column in columns)
     return [
         _collect(sequence, roots[i], accepted[i], proposed[i], tree.num_steps) for i, sequence in enumerate(sequences)
     ]
@@ -202,23 +209,18 @@ def _collect(
     sequence: RecordedSequence, roots: Tensor, accepted: Tensor, proposed: Tensor, num_steps: int
 ) -> SequenceRounds:
     real = roots >= 0
-    generated = len(sequence.tokens) - sequence.prompt_length
-    off_argmax = 0
-    if sequence.argmax is not None:
-        start = sequence.prompt_length
-        off_argmax = int((sequence.argmax[start - 1 : -1] != sequence.tokens[start:]).sum())
     return SequenceRounds(
         id=sequence.id,
         roots=roots[real],
         num_accepted=accepted[real],
         complete=roots[real] + num_steps < len(sequence.tokens),
         proposed_at=proposed[real],
-        off_argmax_tokens=off_argmax,
-        recorded_tokens=generated,
+        off_argmax_tokens=sequence.off_argmax_tokens,
+        recorded_tokens=len(sequence.answer),
     )
 
 
-def _check_fit(trace: Trace, draft: Eagle3Draft) -> None:
+def _check_fit(trace: Trace, draft: Eagle3Draft, tree: TreeConfig) -> None:
     doing = f"replaying the trace {trace.path}"
     header = trace.header
     if not len(trace):
@@ -234,12 +236,15 @@ def _check_fit(trace: Trace, draft: Eagle3Draft) -> None:
             action=f"Record again with --capture-points {','.join(map(str, draft.capture_points))}, or correct the "
             "draft's ids: replaying other layers would only give a lower number.",
         )
-    sizes = (header.target.hidden_size, header.target.vocab_size)
-    wanted = (draft.config.target_hidden_size, draft.config.vocab_size)
-    if sizes != wanted:
-        raise Eagle3RefError(
-            doing,
-            found=f"a target {sizes[0]} wide with {sizes[1]} tokens",
-            expected=f"{wanted[0]} wide with {wanted[1]} tokens, as the draft was trained for",
-            action="This draft belongs to another target.",
-        )
+    draft.config.check_target(header.target.hidden_size, header.target.vocab_size, doing)
+    if tree.topk > draft.config.draft_vocab_size:
+        limit = f"at most {draft.config.draft_vocab_size}, the draft vocabulary"
+        raise Eagle3RefError(doing, found=f"topk {tree.topk}", expected=limit, action="Lower topk.")
+
+
+def _check_answers(trace: Trace, tree: TreeConfig) -> None:
+    doing, longest = f"replaying the trace {trace.path}", max(e.num_tokens - e.prompt_length for e in trace.entries)
+    if tree.num_steps >= longest:
+        found = f"answers of at most {longest} tokens"
+        needed = f"one of more than num_steps = {tree.num_steps}, or every round runs past the end of the record"
+        raise Eagle3RefError(doing, found=found, expected=needed, action="Lower num_steps, or record longer answers.")

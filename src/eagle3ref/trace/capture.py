@@ -14,6 +14,7 @@ from eagle3ref.errors import Eagle3RefError
 from eagle3ref.sampling import argmax_first
 from eagle3ref.target import Target
 from eagle3ref.target.generate import Sampling, generate
+from eagle3ref.target.prefill import prefill
 from eagle3ref.trace.format import Trace
 from eagle3ref.trace.header import RecordedSampling, TargetIdentity, TraceHeader
 from eagle3ref.trace.prompts import Prompt
@@ -57,7 +58,8 @@ def capture(
 
     Raises:
         Eagle3RefError: an empty prompt, ids outside the vocabulary, a prompt and answer longer than the model's
-            positions, capture points that the target does not have, or a folder that is not this trace.
+            positions, capture points that the target does not have, or a folder that holds something else: another
+            trace, or under a prompt's id another prompt or answer.
     """
     named = [p if isinstance(p, Prompt) else Prompt(f"prompt-{i}", p) for i, p in enumerate(prompts)]
     _check_prompts(named, target, max_new_tokens)
@@ -67,11 +69,12 @@ def capture(
         tokenizer_sha256=tokenizer_sha256,
         capture_points=tuple(capture_points),
         dtype=str(target.embedding().dtype).removeprefix("torch."),
-        sampling=RecordedSampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed),
+        sampling=RecordedSampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed, max_new_tokens),
         engine=f"eagle3ref {__version__}",
-        provenance=_provenance(max_new_tokens),
+        provenance=_provenance(),
     )
     with TraceWriter.open(path, header) as writer:
+        _check_recorded(Trace.open(path), named, final_hidden_state)
         for start in range(0, len(named), batch_size):
             batch = named[start : start + batch_size]
             if all(prompt.id in writer.done for prompt in batch):
@@ -106,17 +109,19 @@ def _answers(
 def _record(
     target: Target, batch: list[Prompt], sequences: list[Tensor], header: TraceHeader, final_hidden_state: bool
 ) -> Iterator[RecordedSequence]:
-    """One forward over all of them. Causal masking keeps the padding on the right out of every real row."""
-    padded = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True).to(target.embedding().device)
-    output = target.forward(padded, capture_points=header.capture_points)
+    """One teacher-forced pass over all of them, as a server's prefill."""
+    cache = target.new_cache(len(sequences))
+    blocks = list(prefill(target, sequences, cache, capture_points=header.capture_points))
+    states = {point: torch.cat([b.aux_hidden_states[point] for b in blocks], 1) for point in header.capture_points}
+    final_states = torch.cat([block.final_hidden_state for block in blocks], 1)
     for i, (prompt, tokens) in enumerate(zip(batch, sequences, strict=True)):
         length = len(tokens)
-        final = output.final_hidden_state[i, :length]
+        final = final_states[i, :length]
         yield RecordedSequence(
             id=prompt.id,
             tokens=tokens,
             prompt_length=len(prompt.tokens),
-            aux_hidden_states={point: state[i, :length].cpu() for point, state in output.aux_hidden_states.items()},
+            aux_hidden_states={point: state[i, :length].cpu() for point, state in states.items()},
             argmax=torch.cat([argmax_first(target.logits(rows)).cpu() for rows in final.split(_LOGITS_ROWS)]),
             final_hidden_state=final.cpu() if final_hidden_state else None,
         )
@@ -143,6 +148,22 @@ def _check_prompts(prompts: list[Prompt], target: Target, max_new_tokens: int) -
             _refuse_prompt(prompt, found, limit, "Shorten the prompt or the answer.")
 
 
+def _check_recorded(trace: Trace, prompts: list[Prompt], final_hidden_state: bool) -> None:
+    """A prompt whose id is in the trace must be the one that was recorded, with as many states."""
+    recorded = set(trace.ids)
+    for prompt in prompts:
+        if prompt.id in recorded:
+            sequence = trace.sequence(prompt.id)
+            same_answer = prompt.answer is None or torch.equal(sequence.answer, prompt.answer)
+            if not torch.equal(sequence.tokens[: sequence.prompt_length], prompt.tokens) or not same_answer:
+                action = "Give new prompts new ids, or record into another folder."
+                _refuse_prompt(prompt, f"other tokens under this id in {trace.path}", "the same prompt", action)
+            if (sequence.final_hidden_state is not None) != final_hidden_state:
+                found = f"a record {'without' if final_hidden_state else 'with'} its final hidden state in {trace.path}"
+                action = "Capture with the same final_hidden_state, or into another folder."
+                _refuse_prompt(prompt, found, f"final_hidden_state = {final_hidden_state}, as is asked for now", action)
+
+
 def _refuse_prompt(prompt: Prompt, found: str, expected: str, action: str) -> None:
     raise Eagle3RefError(f"capturing prompt {prompt.id!r}", found=found, expected=expected, action=action)
 
@@ -160,10 +181,9 @@ def _identity(target: Target) -> TargetIdentity:
     )
 
 
-def _provenance(max_new_tokens: int) -> dict[str, str]:
+def _provenance() -> dict[str, str]:
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "max_new_tokens": str(max_new_tokens),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }

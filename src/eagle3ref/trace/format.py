@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from eagle3ref.errors import Eagle3RefError
+from eagle3ref.trace.access import reading
 from eagle3ref.trace.header import TraceHeader
-from eagle3ref.trace.manifest import ManifestEntry, parse_manifest
+from eagle3ref.trace.manifest import ManifestEntry, manifest_line, parse_manifest
 from eagle3ref.trace.sequence import RecordedSequence
 from eagle3ref.trace.storage import load_sequence
 
@@ -45,7 +47,8 @@ class Trace:
         folder = Path(path)
         header, entries = read_index(folder)
         for entry in entries:
-            size = file_size(folder / entry.file)
+            with reading(folder):
+                size = file_size(folder / entry.file)
             if size != entry.bytes:
                 raise Eagle3RefError(
                     f"opening the trace {folder}",
@@ -64,6 +67,10 @@ class Trace:
     def __iter__(self) -> Iterator[RecordedSequence]:
         return map(self._load, self.entries)
 
+    @cached_property
+    def _by_id(self) -> dict[str, ManifestEntry]:
+        return {entry.id: entry for entry in self.entries}
+
     @property
     def ids(self) -> tuple[str, ...]:
         """The ids of the sequences, in the order of recording."""
@@ -80,15 +87,21 @@ class Trace:
         Raises:
             Eagle3RefError: no such sequence, or a file that does not hold what header and manifest say.
         """
-        for entry in self.entries:
-            if entry.id == sequence_id:
-                return self._load(entry)
+        entry = self._by_id.get(sequence_id)
+        if entry is not None:
+            return self._load(entry)
         raise Eagle3RefError(
             f"reading the trace {self.path}",
             found=f"no sequence {sequence_id!r} among {len(self)}",
             expected=f"an id such as {', '.join(map(repr, self.ids[:3]))}" if self.ids else "a trace that is not empty",
             action="Trace.ids lists them all.",
         )
+
+    def sha256(self) -> str:
+        """A name for exactly this trace: header and manifest, and through the manifest's checksums every sequence."""
+        # Not of the files: a capture that is still at work may have added to them since.
+        manifest = b"".join(map(manifest_line, self.entries))
+        return hashlib.sha256(self.header.to_json().encode() + manifest).hexdigest()
 
     def check(self) -> None:
         """Read every byte: checksums, shapes, token ids, and that all states are finite.
@@ -97,7 +110,8 @@ class Trace:
             Eagle3RefError: naming the first file or sequence that is wrong.
         """
         for entry in self.entries:
-            found = file_sha256(self.path / entry.file)
+            with reading(self.path):
+                found = file_sha256(self.path / entry.file)
             if found != entry.sha256:
                 raise Eagle3RefError(
                     f"checking the trace {self.path}",
@@ -125,26 +139,28 @@ def read_index(folder: Path) -> tuple[TraceHeader, tuple[ManifestEntry, ...]]:
     """Header and manifest of a trace folder.
 
     Raises:
-        Eagle3RefError: no such folder, not a trace, another schema version, or a damaged header or manifest.
+        Eagle3RefError: no such folder, not a trace, another schema version, a damaged header or manifest, or files
+            that may not be read.
     """
     doing = f"opening the trace {folder}"
-    if not folder.is_dir():
-        raise Eagle3RefError(
-            doing,
-            found="a file" if folder.exists() else "nothing there",
-            expected=f"a folder with {HEADER_FILE}",
-            action="Check the path.",
-        )
-    for name in (HEADER_FILE, MANIFEST_FILE):
-        if not (folder / name).is_file():
+    with reading(folder):
+        if not folder.is_dir():
             raise Eagle3RefError(
                 doing,
-                found=f"a folder without {name}",
-                expected=f"{HEADER_FILE}, {MANIFEST_FILE} and one safetensors file for each sequence",
-                action="Check the path; dumps of other tools have to be imported first.",
+                found="a file" if folder.exists() else "nothing there",
+                expected=f"a folder with {HEADER_FILE}",
+                action="Check the path.",
             )
-    header = TraceHeader.from_json((folder / HEADER_FILE).read_bytes(), doing)
-    return header, parse_manifest((folder / MANIFEST_FILE).read_bytes(), str(folder / MANIFEST_FILE))
+        for name in (HEADER_FILE, MANIFEST_FILE):
+            if not (folder / name).is_file():
+                raise Eagle3RefError(
+                    doing,
+                    found=f"a folder without {name}",
+                    expected=f"{HEADER_FILE}, {MANIFEST_FILE} and one safetensors file for each sequence",
+                    action="Check the path; dumps of other tools have to be imported first.",
+                )
+        header = TraceHeader.from_json((folder / HEADER_FILE).read_bytes(), doing)
+        return header, parse_manifest((folder / MANIFEST_FILE).read_bytes(), str(folder / MANIFEST_FILE))
 
 
 def file_size(path: Path) -> int | None:

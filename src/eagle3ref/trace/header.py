@@ -41,7 +41,7 @@ class TargetIdentity:
 
     Args:
         name: what people call it, e.g. ``"Kimi-K2.5"``.
-        path: folder or hub name, as the user gave it. Part of the identity: fine-tunes share a config.json.
+        path: absolute folder, or hub name. Part of the identity: fine-tunes share a config.json.
         model_type: ``model_type`` of config.json.
         num_layers, hidden_size, vocab_size: of the language model.
         config_sha256: of the bytes of config.json.
@@ -74,6 +74,7 @@ class RecordedSampling:
         top_p: 1 keeps everything.
         top_k: 0 keeps everything.
         seed: None when the engine does not tell it.
+        max_new_tokens: limit of each generated answer; None when it is not known, or answers were given.
 
     Raises:
         Eagle3RefError: a value of the wrong type or out of its range.
@@ -83,6 +84,7 @@ class RecordedSampling:
     top_p: float
     top_k: int
     seed: int | None
+    max_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
         check_types(self, _DOING)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from eagle3ref.errors import Eagle3RefError
+from eagle3ref.trace.sequence import is_unicode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,19 +67,19 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     Raises:
         Eagle3RefError: none there that transformers can load without running the folder's code.
     """
-    # transformers takes seconds to import: prompts of token ids do not wait for it.
-    from transformers import AutoTokenizer
-
     try:
+        # transformers takes seconds to import: prompts of token ids do not wait for it.
+        from transformers import AutoTokenizer
+
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # noqa: BLE001 - damaged tokenizer files raise whatever they provoke, Exception itself too
         raise Eagle3RefError(
             f"loading the tokenizer of {folder}",
-            found=str(error).splitlines()[0],
+            found=_first_line(error),
             expected="a tokenizer.json that transformers can load without remote code",
-            action="Give the prompts as token ids: {\"tokens\": [...]} on each line.",
+            action='Give the prompts as token ids: {"tokens": [...]} on each line.',
         ) from error
     return tokenizer
 
@@ -94,21 +95,22 @@ def tokenizer_sha256(folder: str | Path) -> str | None:
 
 def _lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors put a byte order mark in front
     except (OSError, UnicodeDecodeError) as error:
         raise Eagle3RefError(
             f"reading prompts from {path}",
             found=getattr(error, "strerror", None) or str(error),
             expected="a JSONL file in UTF-8",
-            action="Check the path.",
+            action="Check the path, or convert the file.",
         ) from error
     lines = []
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines: JSON strings may hold U+2028 and others that it takes for ends of lines.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             _refuse(path, number, f"no JSON ({error})", "one JSON object on each line")
         if not isinstance(fields, dict) or sum(kind in fields for kind in _KINDS) != 1:
             _refuse(path, number, f"{line[:80]}", "an object with exactly one of tokens, text, messages")
@@ -118,9 +120,7 @@ def _lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
     return lines
 
 
-def _prompt(
-    path: Path, number: int, fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None
-) -> Prompt:
+def _prompt(path: Path, number: int, fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> Prompt:
     known = {*_KINDS, "id", "answer_tokens"}
     if unknown := sorted(fields.keys() - known):
         _refuse(path, number, f"key {unknown[0]!r}", f"only {', '.join(sorted(known))}")
@@ -131,37 +131,54 @@ def _prompt(
     if answer is not None and not (_are_ids(answer) and answer):
         _refuse(path, number, "answer_tokens that are no ids", "a list of at least one token id")
     return Prompt(
-        id=str(fields.get("id", number)),
+        id=_id(path, number, fields.get("id", number)),
         tokens=torch.tensor(ids),
         answer=None if answer is None else torch.tensor(answer),
     )
 
 
-def _tokens(
-    path: Path, number: int, fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None
-) -> list[int]:
+def _id(path: Path, number: int, value: Any) -> str:
+    if _is_int(value):
+        return str(value)
+    if not isinstance(value, str) or not value or not is_unicode(value):
+        _refuse(path, number, f"id {value!r}", "an integer, or some text that UTF-8 can hold")
+    return value
+
+
+def _tokens(path: Path, number: int, fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
     if "tokens" in fields:
         if not _are_ids(fields["tokens"]):
             _refuse(path, number, "tokens that are no ids", "a list of non-negative integers")
         return list(fields["tokens"])
     assert tokenizer is not None  # loaded for every file that holds text
-    if "text" in fields:
-        if not isinstance(fields["text"], str):
-            _refuse(path, number, f"text of type {type(fields['text']).__name__}", "a string")
-        return list(tokenizer.encode(fields["text"], add_special_tokens=False))
+    text = fields["text"] if "text" in fields else _rendered(path, number, fields["messages"], tokenizer)
+    if not isinstance(text, str) or not is_unicode(text):
+        found = "text with half a surrogate pair" if isinstance(text, str) else f"text of type {type(text).__name__}"
+        _refuse(path, number, found, "a string that UTF-8 can hold")
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _rendered(path: Path, number: int, messages: Any, tokenizer: PreTrainedTokenizerBase) -> str:
     if not tokenizer.chat_template:
         _refuse(path, number, "messages, but the target has no chat template", "a chat template in the target folder")
-    messages = fields["messages"]
     if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
         _refuse(path, number, "messages of another form", '[{"role": "user", "content": "..."}, ...]')
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return list(tokenizer.encode(str(rendered), add_special_tokens=False))
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    except Exception as error:  # noqa: BLE001 - a template is a program, and refuses roles in any way it likes
+        _refuse(path, number, f"messages that the chat template fails on ({_first_line(error)})", "others")
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**63 for item in value
-    )
+    return isinstance(value, list) and all(_is_int(item) and 0 <= item < 2**63 for item in value)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _refuse(path: Path, number: int, found: str, expected: str) -> NoReturn:

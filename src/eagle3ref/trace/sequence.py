@@ -40,7 +40,7 @@ class RecordedSequence:
     final_hidden_state: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if not self.id or not _is_unicode(self.id):
+        if not self.id or not is_unicode(self.id):
             self._refuse("that id", "some text that UTF-8 can hold", "Give every sequence an id.")
         self._check_shape("tokens", self.tokens, (None,), torch.int64)
         if not 1 <= self.prompt_length < len(self.tokens):
@@ -62,6 +62,18 @@ class RecordedSequence:
                 "both of one shape, or neither",
                 "Record both, or leave both out.",
             )
+
+    @property
+    def answer(self) -> Tensor:
+        """int64 [T - prompt_length], the generated tokens."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def off_argmax_tokens(self) -> int | None:
+        """Generated tokens that are not the target's first choice; None when that was not recorded."""
+        if self.argmax is None:
+            return None
+        return int((self.argmax[self.prompt_length - 1 : -1] != self.answer).sum())
 
     def check_against(self, header: TraceHeader) -> None:
         """Refuse a sequence that the header does not describe.
@@ -160,7 +172,8 @@ class RecordedSequence:
         raise Eagle3RefError(f"checking sequence {self.id!r}", found=found, expected=expected, action=action)
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can hold the text; half a surrogate pair, which JSON can spell, it cannot."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 

@@ -61,7 +61,7 @@ def parse_json(text: str | bytes, doing: str) -> Any:
     """
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise Eagle3RefError(
             doing,
             found=f"text that is not JSON ({error})",

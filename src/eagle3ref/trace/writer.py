@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+from collections.abc import KeysView
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
 from eagle3ref.errors import Eagle3RefError
+from eagle3ref.trace.access import writing
 from eagle3ref.trace.format import HEADER_FILE, MANIFEST_FILE, file_size, read_index
 from eagle3ref.trace.header import TraceHeader
 from eagle3ref.trace.manifest import SEQUENCE_FILE, ManifestEntry, file_name, manifest_line
@@ -37,7 +39,7 @@ class TraceWriter:
         dropped: frozenset[str],
     ) -> None:
         self._folder, self._lock = folder, lock
-        self._entries = list(entries)
+        self._entries = {entry.id: entry for entry in entries}
         self._manifest_bytes = sum(len(manifest_line(entry)) for entry in entries)
         self.header = header
         self.dropped = dropped
@@ -51,13 +53,13 @@ class TraceWriter:
 
         Raises:
             Eagle3RefError: the path is something else than a trace or an empty folder (nothing is touched), the
-                trace there has another header (the fields are told), its index is damaged, or another writer has
-                it open.
+                trace there has another header (the fields are told), its index is damaged, another writer has
+                it open, or the operating system refuses (rights, disk full).
         """
         folder = Path(path)
-        _refuse_foreign(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as on_error:
+        with writing(folder), ExitStack() as on_error:
+            _refuse_foreign(folder)
+            folder.mkdir(parents=True, exist_ok=True)
             lock = on_error.enter_context(_lock(folder))
             if not (folder / HEADER_FILE).exists():
                 # The header comes last: with it the folder is a trace, and a trace has a manifest.
@@ -84,19 +86,20 @@ class TraceWriter:
         self._lock.close()
 
     @property
-    def done(self) -> frozenset[str]:
-        """Ids of the sequences that are in the trace."""
-        return frozenset(entry.id for entry in self._entries)
+    def done(self) -> KeysView[str]:
+        """Ids of the sequences that are in the trace; it grows with them."""
+        return self._entries.keys()
 
     def add(self, sequence: RecordedSequence) -> None:
         """Write one sequence; when this returns it survives a kill and a power cut.
 
         Raises:
             Eagle3RefError: an id that is in the trace already, contents that the header does not describe, states
-                that are not finite, or a writer that was closed.
+                that are not finite, a writer that was closed, or a refusal of the operating system, say a full disk;
+                the writer can be used on.
         """
         self._check(sequence)
-        index = self._entries[-1].index + 1 if self._entries else 0
+        index = self._entries[next(reversed(self._entries))].index + 1 if self._entries else 0
         data = encode_sequence(sequence, self.header)
         entry = ManifestEntry(
             id=sequence.id,
@@ -106,8 +109,9 @@ class TraceWriter:
             prompt_length=sequence.prompt_length,
             num_tokens=len(sequence.tokens),
         )
-        _write(self._folder / entry.file, data)
-        self._append(entry)
+        with writing(self._folder):
+            _write(self._folder / entry.file, data)
+            self._append(entry)
 
     def _check(self, sequence: RecordedSequence) -> None:
         doing = f"adding sequence {sequence.id!r} to the trace {self._folder}"
@@ -134,7 +138,7 @@ class TraceWriter:
             manifest.flush()
             os.fsync(manifest.fileno())
             self._manifest_bytes = manifest.tell()
-        self._entries.append(entry)
+        self._entries[entry.id] = entry
 
 
 def _refuse_foreign(folder: Path) -> None:

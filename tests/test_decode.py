@@ -1,0 +1,90 @@
+"""Live decoding on a random pair: lossless, and the same rounds as a replay of what it wrote."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from tiny import VOCAB, draft_folder, target_folder
+
+import eagle3ref as e3
+from eagle3ref.target.generate import generate
+
+TREES = [e3.TreeConfig(3, 1, 4), e3.TreeConfig(4, 3, 12), e3.TreeConfig(4, 3, 12, "ancestor")]
+
+
+@pytest.fixture(scope="module", params=["gqa", "mla"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """A random target and draft in fp64, and prompts of different lengths."""
+    folder = tmp_path_factory.mktemp(request.param)
+    target = e3.load_target(target_folder(folder / "target"), dtype=torch.float64)
+    draft = e3.load_draft(
+        draft_folder(folder / "draft", request.param), target=target, capture_points=(2, 3, 4), dtype=torch.float64
+    )
+    generator = torch.Generator().manual_seed(0)
+    return target, draft, [torch.randint(VOCAB - 3, (length,), generator=generator) for length in (1, 2, 7, 20)]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: f"{tree}-{tree.tree_kv}")
+def test_text_is_that_of_plain_greedy_decoding(pair, tree):
+    """Catches rejected rows left in a cache, a wrong rope position of a tree node, and a mask that leaks."""
+    target, draft, prompts = pair
+    plain = generate(target, prompts, max_new_tokens=24)
+    for prompt, answer in zip(prompts, plain, strict=True):
+        decoded = e3.decode(target, draft, prompt, tree, max_new_tokens=24)
+        assert decoded.tokens.tolist() == answer.tolist()
+        assert decoded.trajectory[: len(prompt)].tolist() == prompt.tolist()
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: f"{tree}-{tree.tree_kv}")
+def test_rounds_are_those_of_a_replay(pair, tree, tmp_path):
+    """Catches a live draft whose rows or first level differ from what the trajectory alone gives."""
+    target, draft, prompts = pair
+    decoded = [e3.decode(target, draft, prompt, tree, max_new_tokens=16) for prompt in prompts]
+    recorded = [
+        e3.Prompt(str(i), prompt, one.trajectory[len(prompt) :])
+        for i, (prompt, one) in enumerate(zip(prompts, decoded, strict=True))
+    ]
+    trace = e3.capture(target, recorded, tmp_path / "trace", capture_points=draft.capture_points)
+    rounds = {sequence.id: sequence for sequence in e3.replay_rounds(trace, draft, tree)}
+    for i, one in enumerate(decoded):
+        assert rounds[str(i)].roots.tolist() == one.roots
+        assert rounds[str(i)].num_accepted.tolist() == one.num_accepted
+
+
+def test_target_as_its_own_draft_accepts_everything(pair, monkeypatch):
+    """Catches an off-by-one in the walk: proposals that are the truth must all be accepted, in S + 1 tokens a round."""
+    target, draft, prompts = pair
+    answer = generate(target, prompts[2:3], max_new_tokens=40)[0]
+    everything = torch.cat((prompts[2], answer))
+
+    def oracle(_draft, _first, roots, _prefix, tree):
+        ahead = roots.flatten()[:, None] + 1 + torch.arange(tree.num_steps)
+        chain = torch.arange(-1, tree.num_steps - 1).expand_as(ahead)
+        return e3.tree.Candidates(torch.ones(ahead.shape), everything[ahead.clamp_max(len(everything) - 1)], chain)
+
+    monkeypatch.setattr(sys.modules["eagle3ref.decode"], "propose", oracle)
+    decoded = e3.decode(target, draft, prompts[2], TREES[0], max_new_tokens=21)
+    assert decoded.num_accepted == [3, 3, 3, 3, 3]  # 1 token of the prompt's forward, then 5 rounds of 4
+    assert decoded.tokens.tolist() == answer[:21].tolist()
+
+
+def test_end_token_stops_and_is_kept(pair, monkeypatch):
+    """Catches an answer that goes on behind its end token, or loses it."""
+    target, draft, prompts = pair
+    plain = generate(target, prompts[3:], max_new_tokens=12)[0]
+    end = int(plain[5])
+    ended = e3.TargetConfig(**{**target.config.__dict__, "eos_token_ids": (end,)})
+    monkeypatch.setattr(target, "config", ended)
+    decoded = e3.decode(target, draft, prompts[3], TREES[1], max_new_tokens=12)
+    assert decoded.tokens.tolist() == plain[: plain.tolist().index(end) + 1].tolist()
+    assert generate(target, prompts[3:], max_new_tokens=12)[0].tolist() == decoded.tokens.tolist()
+
+
+@pytest.mark.parametrize(("length", "max_new_tokens"), [(0, 4), (3, 0)])
+def test_nothing_to_decode_is_refused(pair, length, max_new_tokens):
+    """Catches an empty prompt that ends in an index error."""
+    target, draft, _ = pair
+    with pytest.raises(e3.Eagle3RefError, match="at least one"):
+        e3.decode(target, draft, torch.zeros(length, dtype=torch.int64), TREES[0], max_new_tokens=max_new_tokens)
