@@ -66,12 +66,13 @@ class AcceptanceCounts:
     kind: Kind
 
     def __post_init__(self) -> None:
-        ids, steps = tuple(self.prompt_ids), self.tree.num_steps
-        if not ids or len(set(map(str, ids))) != len(ids) or not all(isinstance(name, str) for name in ids):
+        ids, steps = self.prompt_ids, self.tree.num_steps
+        are_names = isinstance(ids, tuple | list) and all(isinstance(name, str) for name in ids)
+        if not are_names or not 0 < len(set(ids)) == len(ids):
             _refuse(f"prompt_ids {ids!r:.200}", "at least one name, all different strings", "Name each prompt once.")
         if self.kind not in tuple(KIND_MEANING):
             _refuse(f"kind {self.kind!r}", f"one of {', '.join(KIND_MEANING)}", "Say which one these numbers are.")
-        object.__setattr__(self, "prompt_ids", ids)
+        object.__setattr__(self, "prompt_ids", tuple(ids))
         widths = {"histogram": (steps + 1,), "proposed_at": (steps,)}
         for name in _INTEGERS:
             values = _owned_counts(name, getattr(self, name), (len(ids), *widths.get(name, ())))
@@ -85,19 +86,14 @@ class AcceptanceCounts:
             _refuse("more off_argmax_tokens than recorded_tokens", "at most as many", _RECOUNT)
 
     @property
-    def reached(self) -> IntArray:
-        """int64 [P, S+1], rounds with c >= d for d = 0..S; column 0 is ``rounds``."""
-        return cast(IntArray, self.histogram[:, ::-1].cumsum(axis=1)[:, ::-1])
-
-    @property
     def rounds(self) -> IntArray:
         """int64 [P], complete verification rounds."""
-        return self.reached[:, 0]
+        return self._reached[:, 0]
 
     @property
     def accepted_at(self) -> IntArray:
         """int64 [P, S], rounds that accepted the draft token at depth d (c >= d)."""
-        return self.reached[:, 1:]
+        return self._reached[:, 1:]
 
     @property
     def accepted_drafts(self) -> IntArray:
@@ -145,6 +141,10 @@ class AcceptanceCounts:
             _refuse(found, f"a complete round, to give {name}", "Record more than num_steps + 1 tokens per prompt.")
         return self._ratio(name, depth)
 
+    def ratios(self) -> list[RatioOfSums]:
+        """Every named ratio at every depth; the value of one that nothing was counted for is nan."""
+        return [self._ratio(name, depth) for name in _DEFINITION for depth in self._depths(name)]
+
     def per_prompt(self, name: RatioName, depth: int | None = None) -> FloatArray:
         """float64 [P], the ratio of each prompt alone, nan where its denominator is 0. Raises as ``ratio``."""
         return self.ratio(name, depth).per_prompt
@@ -184,7 +184,7 @@ class AcceptanceCounts:
             "kind_meaning": KIND_MEANING[self.kind],
             "prompt_ids": list(self.prompt_ids),
             **{name: getattr(self, name).tolist() for name in _INTEGERS},
-            "ratios": [self._ratio(name, depth).to_dict() for name in _DEFINITION for depth in self._depths(name)],
+            "ratios": [ratio.to_dict() for ratio in self.ratios()],
         }
 
     @classmethod
@@ -192,31 +192,31 @@ class AcceptanceCounts:
         """What ``to_dict`` wrote. The integers are read; ratios must be the ones that follow from them.
 
         Raises:
-            Eagle3RefError: a key is missing or unknown, a value is not of its type, the integers contradict each
-                other, or a ratio is not theirs.
+            Eagle3RefError: a key or a type is wrong, the integers contradict each other, or a ratio is not theirs.
         """
         _check_keys(data, ["tree", "kind", "kind_meaning", "prompt_ids", *_INTEGERS, "ratios"])
         _check_keys(data["tree"], [field.name for field in fields(TreeConfig)])
-        sizes = [data["tree"][name] for name in ("num_steps", "topk", "num_draft_tokens")]
-        if any(type(size) is not int for size in sizes) or not isinstance(data["prompt_ids"], list):
-            _refuse("a tree size that is no integer, or prompt_ids that is no list", "these types", _REWRITE)
         try:
             integers = {name: np.asarray(data[name]) for name in _INTEGERS}
         except ValueError as error:
             _refuse(f"lists that make no array ({error})", "rows of one length", _REWRITE)
-        counts = cls(TreeConfig(**data["tree"]), tuple(data["prompt_ids"]), **integers, kind=data["kind"])
+        counts = cls(TreeConfig(**data["tree"]), data["prompt_ids"], **integers, kind=data["kind"])
         if counts.to_dict()["ratios"] != data["ratios"]:
             _refuse("ratios that the integers do not give", "the derived ratios", _REWRITE)
         return counts
+
+    @property
+    def _reached(self) -> IntArray:
+        """int64 [P, S+1], rounds with c >= d for d = 0..S."""
+        return cast(IntArray, self.histogram[:, ::-1].cumsum(axis=1)[:, ::-1])
 
     def _depths(self, name: RatioName) -> Sequence[int | None]:
         return range(1, self.tree.num_steps + 1) if name.endswith("_at") else (None,)
 
     def _ratio(self, name: RatioName, depth: int | None) -> RatioOfSums:
         if depth is not None:
-            reached = self.reached
             given = 0 if name == "acceptance_rate_at" else depth - 1
-            terms = reached[:, depth], reached[:, given]
+            terms = self._reached[:, depth], self._reached[:, given]
         elif name == "acceptance_length":
             terms = self.accepted_drafts + self.rounds, self.rounds
         else:

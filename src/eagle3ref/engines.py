@@ -40,6 +40,7 @@ class EngineProfile:
         source: where the definition is stated.
         accept_length: the "accept len" of the log line, in tokens per round.
         accept_rate: the "accept rate" of the log line.
+        accept_rate_meaning: what that rate divides by what, in the counts' own words.
     """
 
     engine: str
@@ -48,6 +49,7 @@ class EngineProfile:
     source: str
     accept_length: Formula
     accept_rate: Formula
+    accept_rate_meaning: str
 
     def log_line(self, counts: AcceptanceCounts) -> str:
         """The two figures as the engine logs them, two decimals each.
@@ -65,6 +67,7 @@ SGLANG_0_5_23 = EngineProfile(
     source="sgl-project/sglang PR #23530",
     accept_length=_bonus_included,
     accept_rate=_drafts_per_draft_node,
+    accept_rate_meaning="accepted drafts per round / (num_draft_tokens - 1)",
 )
 
 # The length never changed; the rate did, twice, under one name. In time order.
@@ -76,6 +79,7 @@ SGLANG_LOG_ERAS = (
         source="sgl-project/sglang PR #11572",
         accept_length=_bonus_included,
         accept_rate=_length_per_level,
+        accept_rate_meaning="accept len / (num_steps + 1)",
     ),
     EngineProfile(
         engine="SGLang",
@@ -84,9 +88,12 @@ SGLANG_LOG_ERAS = (
         source="sgl-project/sglang PR #13212",
         accept_length=_bonus_included,
         accept_rate=_length_per_node,
+        accept_rate_meaning="accept len / num_draft_tokens",
     ),
     SGLANG_0_5_23,
 )
+
+FEWEST_LAYERS = 7  # below, the default capture points are not three different, ascending ones
 
 
 def default_capture_points(num_layers: int) -> tuple[int, int, int]:
@@ -95,14 +102,14 @@ def default_capture_points(num_layers: int) -> tuple[int, int, int]:
     Source: the authors' EAGLE-3 code; SGLang 0.5.23, vLLM and speculators have the same default.
 
     Raises:
-        Eagle3RefError: fewer than 7 layers, where the three are not different and ascending.
+        Eagle3RefError: fewer than ``FEWEST_LAYERS``, where the three are not different and ascending.
     """
     points = (2, num_layers // 2, num_layers - 3)
-    if num_layers < 7:
+    if num_layers < FEWEST_LAYERS:
         raise Eagle3RefError(
             "choosing default capture points",
             found=f"{num_layers} layers, which would give {points}",
-            expected="at least 7 layers, for three ascending points",
+            expected=f"at least {FEWEST_LAYERS} layers, for three ascending points",
             action="Name the capture points explicitly.",
         )
     return points
