@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from eagle3ref.config import GQAConfig, KimiK25Config, MLAConfig, RopeConfig
@@ -16,11 +17,11 @@ from eagle3ref.target.int4 import pack_int4, quantize_int4
 from eagle3ref.target.kimi_k25 import KimiK25Target
 
 _PREFIX = "language_model."
-_NUM_SHARDS = 2
+_NUM_SHARDS = 4
 
 
 def save_target(target: KimiK25Target, folder: Path, *, special_ids: dict[str, int]) -> None:
-    """Write config.json, two shards and their index. Routed experts are packed INT4, the rest is bf16.
+    """Write config.json, the shards and their index. Routed experts are packed INT4, the rest is bf16.
 
     Args:
         target: with weights in fp32.
@@ -58,8 +59,12 @@ def save_draft(draft: Eagle3Draft, folder: Path, *, kind: str) -> None:
     tensors["d2t"] = draft.target_ids - torch.arange(len(draft.target_ids))
     if kind == "gqa":
         tensors["t2d"] = torch.isin(torch.arange(draft.config.vocab_size), draft.target_ids)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    _save(tensors, folder / "model.safetensors")
     _write_json(folder / "config.json", _draft_config(draft))
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    path.write_bytes(save(tensors, metadata={"format": "pt"}))
 
 
 def _bf16(tensor: Tensor) -> Tensor:
@@ -74,11 +79,12 @@ def _packed(name: str, weight: Tensor) -> dict[str, Tensor]:
 
 def _save_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
     names = list(tensors)
-    half = len(names) // _NUM_SHARDS
+    cuts = [len(names) * shard // _NUM_SHARDS for shard in range(_NUM_SHARDS + 1)]
     weight_map: dict[str, str] = {}
-    for shard, part in enumerate((names[:half], names[half:]), 1):
+    for shard, (start, end) in enumerate(itertools.pairwise(cuts), 1):
+        part = names[start:end]
         file = f"model-{shard:05d}-of-{_NUM_SHARDS:06d}.safetensors"
-        save_file({name: tensors[name] for name in part}, folder / file, metadata={"format": "pt"})
+        _save({name: tensors[name] for name in part}, folder / file)
         weight_map |= dict.fromkeys(part, file)
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}

@@ -15,7 +15,7 @@ from eagle3ref.nano.train_target import ARCHITECTURE, ATTENTION, learning_rate_s
 from eagle3ref.nn import Prefix, Rows
 from eagle3ref.target import Target
 
-DRAFT_VOCAB_SIZE = 768
+DRAFT_VOCAB_SIZE = 640
 CAPTURE_IDS = (1, 3, 4)  # outputs of these layers, i.e. capture points 2, 4, 5 = 2, n // 2, n - 3
 CAPTURE_POINTS = (2, 4, 5)
 TEST_STEPS = 5  # of the training-time test, the first on target states
@@ -67,7 +67,7 @@ def train_draft(
     sequences: Tensor,
     steps: int,
     seed: int,
-    report: Callable[[int, float, list[float]], None],
+    report: Callable[[int, float], None],
 ) -> Eagle3Draft:
     """Train on the target's answers.
 
@@ -77,7 +77,7 @@ def train_draft(
         sequences: int64 [N, T], prompt and answer.
         steps: optimizer steps of ``BATCH`` sequences.
         seed: of the order.
-        report: called with (step, loss, top-1 agreement with the target at each depth).
+        report: called with (step, loss).
     """
     generator = torch.Generator().manual_seed(seed)
     trained = [parameter for parameter in draft.parameters() if parameter.requires_grad]
@@ -86,7 +86,7 @@ def train_draft(
         for group in optimizer.param_groups:
             group["lr"] = PEAK_LEARNING_RATE * learning_rate_share(step, steps)
         batch = sequences[torch.randint(len(sequences), (BATCH,), generator=generator)]
-        losses, agreement = training_time_test(draft, target, batch)
+        losses, _ = training_time_test(draft, target, batch)
         # Deeper steps count a little less: fewer rounds reach them.
         loss = sum(0.9**depth * value for depth, value in enumerate(losses))
         assert isinstance(loss, Tensor)
@@ -94,7 +94,7 @@ def train_draft(
         loss.backward()
         nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
-        report(step, loss.item(), agreement)
+        report(step, loss.item())
     return draft.requires_grad_(False).eval()
 
 
@@ -117,11 +117,10 @@ def training_time_test(draft: Eagle3Draft, target: Target, tokens: Tensor) -> tu
         row.expand(len(tokens), 1, length),
         mask=row[:, None] >= row,
     )
-    losses, agreement = [], []
+    losses: list[Tensor] = []
+    agreement: list[float] = []
     _score(draft, first.normed[:, 0], wanted[:, 1 : length + 1], losses, agreement)
-    prefix = [
-        Prefix(Rows(rows.first[:, 0], rows.second[:, 0]), (row[:, None] >= row)[:, None]) for rows in first.rows
-    ]
+    prefix = [Prefix(Rows(rows.first[:, 0], rows.second[:, 0]), (row[:, None] >= row)[:, None]) for rows in first.rows]
     state, own = first.state[:, 0].unsqueeze(2), None  # groups are the roots 1 .. length
     roots = (row + 1).expand(len(tokens), length).unsqueeze(-1)
     for step in range(1, TEST_STEPS):
@@ -133,9 +132,7 @@ def training_time_test(draft: Eagle3Draft, target: Target, tokens: Tensor) -> tu
     return losses, agreement
 
 
-def _score(
-    draft: Eagle3Draft, normed: Tensor, wanted: Tensor, losses: list[Tensor], agreement: list[float]
-) -> None:
+def _score(draft: Eagle3Draft, normed: Tensor, wanted: Tensor, losses: list[Tensor], agreement: list[float]) -> None:
     """Cross-entropy to the target's distribution over the draft vocabulary, and how often the best tokens agree."""
     logits = draft.logits(normed)
     losses.append(functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(0, 1).softmax(-1)))

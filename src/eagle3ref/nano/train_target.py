@@ -27,7 +27,15 @@ ROPE = RopeConfig(
     beta_slow=1.0,
     mscale_all_dim=1.0,
 )
-ATTENTION = MLAConfig(4, q_lora_rank=80, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32, rope=ROPE)
+ATTENTION = MLAConfig(
+    num_heads=4,
+    q_lora_rank=80,
+    kv_lora_rank=64,
+    qk_nope_head_dim=32,
+    qk_rope_head_dim=16,
+    v_head_dim=32,
+    rope=ROPE,
+)
 MOE = MoEConfig(8, 2, 1, intermediate_size=96, routed_scaling_factor=2.0, normalize_weights=True)
 ARCHITECTURE = KimiK25Config(
     num_layers=8,
@@ -42,7 +50,7 @@ ARCHITECTURE = KimiK25Config(
 CONTEXT = 256
 BATCH = 8
 PEAK_LEARNING_RATE = 3e-3
-QUANTIZED_SHARE = 0.25  # of the steps, at the end
+QUANTIZED_SHARE = 0.15  # of the steps, at the end
 BIAS_STEP = 1e-3  # of the router's load balancing (DeepSeek-V3, arXiv 2412.19437, §2.1.2)
 
 
@@ -52,18 +60,22 @@ class _RoundToInt4(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         values, scale = quantize_int4(weight.detach())
         rounded = (values.to(scale.dtype).unflatten(-1, (-1, GROUP_SIZE)) * scale.unsqueeze(-1)).flatten(-2)
-        return weight + (rounded.float() - weight).detach()
+        through: Tensor = weight + (rounded.float() - weight).detach()
+        return through
 
 
 def new_target(seed: int) -> KimiK25Target:
     """A target with seeded random weights."""
     torch.manual_seed(seed)
-    config = TargetConfig("nano", "", "kimi_k25", ARCHITECTURE.num_layers, ARCHITECTURE.hidden_size, VOCAB_SIZE, 262144, ())
+    layers, size = ARCHITECTURE.num_layers, ARCHITECTURE.hidden_size
+    config = TargetConfig("nano", "", "kimi_k25", layers, size, VOCAB_SIZE, 262144, ())
     target = KimiK25Target(config, ARCHITECTURE)
     for name, parameter in target.named_parameters():
         if parameter.ndim == 2:
+            is_table = name.endswith(("embed_tokens.weight", "output.weight"))
             is_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-            nn.init.normal_(parameter, std=0.02 / (math.sqrt(2 * ARCHITECTURE.num_layers) if is_residual else 1))
+            spread = 0.02 if is_table else 0.5 / math.sqrt(parameter.shape[1])
+            nn.init.normal_(parameter, std=spread / (math.sqrt(2 * ARCHITECTURE.num_layers) if is_residual else 1))
     return target
 
 
@@ -94,7 +106,7 @@ def train_target(stream: Tensor, steps: int, seed: int, report: Callable[[int, f
         nn.utils.clip_grad_norm_(target.parameters(), 1.0)
         optimizer.step()
         for router, load in zip(routers, loads, strict=True):
-            router.e_score_correction_bias += BIAS_STEP * torch.sign(load.mean() - load)
+            router.e_score_correction_bias.add_(BIAS_STEP * torch.sign(load.mean() - load))
             load.zero_()
         report(step, loss.item())
     _keep_rounded_experts(target)
@@ -129,11 +141,9 @@ def _watch_load(router: nn.Module) -> Tensor:
 
 def _expert_projections(target: KimiK25Target) -> list[nn.Module]:
     return [
-        projection
-        for layer in target.model.layers
-        if isinstance(layer.mlp, MoE)
-        for expert in layer.mlp.experts
-        for projection in (expert.gate_proj, expert.up_proj, expert.down_proj)
+        module
+        for name, module in target.model.named_modules()
+        if ".mlp.experts." in name and isinstance(module, nn.Linear)
     ]
 
 
