@@ -35,6 +35,7 @@ test-slow: $(STAMP) ## run the slow tests
 
 lint: $(STAMP) ## check style
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: $(STAMP) ## check types
 	$(BIN)/mypy

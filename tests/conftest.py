@@ -6,6 +6,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+# One thread, in the tests and in the processes they start: the models are tiny, and threads that wait for each other
+# crawl on a machine that others use too.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # Triton reads this when a kernel is decorated, so it is set before any test module imports one.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

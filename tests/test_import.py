@@ -57,7 +57,7 @@ def test_wheel_holds_every_source_and_data_file(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
         (entry_points,) = (name for name in packed if name.endswith(".dist-info/entry_points.txt"))
-        assert "eagle3ref = eagle3ref.cli:main" in archive.read(entry_points).decode()
+        assert "eagle3ref = eagle3ref.__main__:main" in archive.read(entry_points).decode()
     files = (path for path in (tree / "src" / "eagle3ref").rglob("*") if path.is_file())
     source = {path.relative_to(tree / "src").as_posix() for path in files}
     assert "eagle3ref/py.typed" in packed

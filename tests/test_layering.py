@@ -13,6 +13,7 @@ PACKAGE = "eagle3ref"
 # From the bottom up: a module may import itself and whatever stands before it. `__init__` is the public names.
 ORDER = (
     "errors",
+    "version",
     "config",
     "weights",
     "statistics",
@@ -27,6 +28,7 @@ ORDER = (
     "trace",
     "replay",
     "decode",
+    "inspection",
     "report",
     "nano",
     "__init__",

@@ -1,0 +1,132 @@
+"""What a draft folder holds, and what is odd about it; with or without its target."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eagle3ref.config import DraftConfig
+from eagle3ref.draft import DraftWarning, Eagle3Draft, load_draft
+from eagle3ref.draft.capture_points import resolve_capture_points
+from eagle3ref.draft.vocab import target_ids
+from eagle3ref.errors import Eagle3RefError
+from eagle3ref.inspection.tensors import TensorGroup, tensor_groups
+from eagle3ref.weights import Weights
+
+
+@dataclass(frozen=True)
+class DraftInspection:
+    """A draft checkpoint.
+
+    Args:
+        path: its folder.
+        config: its settings.
+        tensors: what is stored.
+        mapped_ids: int64 [Vd], the target token of each draft token; None when the map cannot be read.
+        origins: where capture points, embedding and head come from, as far as that is known.
+        oddities: what can be loaded and still deserves a look.
+        unchecked: what only the target could tell; empty when the draft was loaded in full.
+        problem: why the draft cannot be used at all; None when it can.
+    """
+
+    path: str
+    config: DraftConfig
+    tensors: tuple[TensorGroup, ...]
+    mapped_ids: Tensor | None
+    origins: Mapping[str, str]
+    oddities: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    problem: Eagle3RefError | None
+
+
+def inspect_draft(folder: str | Path, target: str | Path | None = None) -> DraftInspection:
+    """Look at a draft; what is wrong with its contents is told in the result, not raised.
+
+    Args:
+        folder: config.json and the weights.
+        target: the target's folder, which lets every check of ``load_draft`` run.
+
+    Raises:
+        Eagle3RefError: no readable config.json of an EAGLE-3 draft, or no readable weights.
+    """
+    config, weights = DraftConfig.from_folder(folder), Weights(folder)
+    tensors = tensor_groups(weights)
+    needs = () if target is not None else _needs_of_target(config, weights)
+    ids: Tensor | None = None
+    origins: dict[str, str] = {}
+    oddities: tuple[str, ...] = ()
+    problem = None
+    try:
+        if needs:
+            origins, oddities = _origins_alone(config, weights, needs), _odd_values(weights)
+            ids = _mapped_ids(config, weights)
+        else:
+            draft = _loaded(folder, target)
+            ids, origins, oddities = draft.target_ids, draft.origins, tuple(draft.warnings)
+    except Eagle3RefError as error:
+        problem = error
+    return DraftInspection(str(folder), config, tensors, ids, origins, oddities, needs, problem)
+
+
+def is_draft(weights: Weights) -> bool:
+    """Whether a checkpoint has EAGLE-3's fusing projection; some architecture names are used for both."""
+    return _stored_name(weights, "fc.weight") is not None
+
+
+def _loaded(folder: str | Path, target: str | Path | None) -> Eagle3Draft:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DraftWarning)  # the draft keeps them
+        return load_draft(folder, target=target)
+
+
+def _needs_of_target(config: DraftConfig, weights: Weights) -> tuple[str, ...]:
+    has_embedding = _stored_name(weights, "embed_tokens.weight") is not None
+    has_head = _stored_name(weights, "lm_head.weight") is not None
+    needs = {
+        "the embedding: the draft brings none": not has_embedding,
+        "the lm_head: the draft brings none": not (has_head or config.tie_word_embeddings),
+        "the number of layers: config.json names no capture ids, and the default depends on it": (
+            config.capture_ids is None
+        ),
+    }
+    return tuple(need for need, is_needed in needs.items() if is_needed)
+
+
+def _origins_alone(config: DraftConfig, weights: Weights, needs: tuple[str, ...]) -> dict[str, str]:
+    origins = {}
+    if config.capture_ids is not None:
+        points, how = resolve_capture_points(config, None, None, str(weights.folder))
+        origins["capture points"] = f"{points}, {how}"
+    for name in ("embedding", "lm_head"):
+        if not any(need.startswith(f"the {name}") for need in needs):
+            origins[name] = "the draft's own"
+    return origins
+
+
+def _mapped_ids(config: DraftConfig, weights: Weights) -> Tensor:
+    name = _stored_name(weights, "d2t")
+    if name is None:
+        return torch.arange(config.draft_vocab_size)
+    return target_ids(weights.read(name), config.vocab_size, str(weights.folder))
+
+
+def _odd_values(weights: Weights) -> tuple[str, ...]:
+    found = []
+    for name in sorted(weights.names):
+        tensor = weights.read(name)
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            found.append(f"{name} holds NaN or infinity: a server would accept nothing, without a word.")
+        elif name == _stored_name(weights, "fc.weight") and not bool(tensor.any()):
+            found.append(f"{name} is all zeros: it was never trained, or never saved.")
+    return tuple(found)
+
+
+def _stored_name(weights: Weights, name: str) -> str | None:
+    pattern = re.compile(rf"(model\.)?{re.escape(name)}")
+    return next((stored for stored in weights.names if pattern.fullmatch(stored)), None)

@@ -1,0 +1,1 @@
+"""What people and programs are shown: rich renderables, and the JSON document of a replay."""

@@ -1,0 +1,86 @@
+"""A replay as one JSON document, for programs."""
+
+from __future__ import annotations
+
+import math
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle3ref.acceptance import AcceptanceCounts
+from eagle3ref.draft import Eagle3Draft
+from eagle3ref.engines import SGLANG_LOG_ERAS, EngineProfile
+from eagle3ref.statistics import RatioOfSums
+from eagle3ref.trace import Trace
+from eagle3ref.trace.format import file_sha256
+from eagle3ref.version import __version__
+
+DOCUMENT_VERSION = 1
+_CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.bin")
+
+
+def replay_document(
+    counts: AcceptanceCounts, trace: Trace, draft: Eagle3Draft, draft_folder: Path, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Counts, intervals, what SGLang would log, and where all of it comes from; what is undefined is null.
+
+    Args:
+        counts: of the replay.
+        trace: that was replayed.
+        draft: that was replayed.
+        draft_folder: its checkpoint; every file in it gets its checksum.
+        settings: what else the run was told.
+
+    Raises:
+        Eagle3RefError: no complete round.
+    """
+    return {
+        "document_version": DOCUMENT_VERSION,
+        "counts": counts.to_dict(),
+        "intervals": [_interval(ratio) for ratio in counts.ratios()],
+        "sglang_log": [_log(profile, counts) for profile in SGLANG_LOG_ERAS],
+        "provenance": {
+            "eagle3ref": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "trace": {"path": str(trace.path), "sha256": trace.sha256(), "header": asdict(trace.header)},
+            "draft": {
+                "path": str(draft_folder),
+                "sha256": _checksums(draft_folder),
+                "capture_points": list(draft.capture_points),
+                "dtype": str(draft.fc.weight.dtype).removeprefix("torch."),
+                "origins": draft.origins,
+                "warnings": draft.warnings,
+            },
+            "settings": settings,
+        },
+    }
+
+
+def _interval(ratio: RatioOfSums) -> dict[str, Any]:
+    if math.isnan(ratio.value):
+        return {"name": ratio.name, "estimate": None, "low": None, "high": None, "clusters": 0}
+    values = asdict(ratio.interval())
+    unknown = {end: None for end in ("low", "high") if math.isinf(values[end])}
+    return {"name": ratio.name, **values, **unknown}
+
+
+def _log(profile: EngineProfile, counts: AcceptanceCounts) -> dict[str, Any]:
+    return {
+        "engine": profile.engine,
+        "version": profile.version,
+        "since": profile.since,
+        "source": profile.source,
+        "accept_rate_meaning": profile.accept_rate_meaning,
+        "accept_len": profile.accept_length(counts),
+        "accept_rate": profile.accept_rate(counts),
+        "log_line": profile.log_line(counts),
+    }
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    files = sorted(path for pattern in _CHECKPOINT_FILES for path in folder.glob(pattern))
+    return {path.name: file_sha256(path) for path in files}

@@ -1,0 +1,168 @@
+"""Acceptance counts for people: one replay in full, and several side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from eagle3ref.acceptance import KIND_MEANING, AcceptanceCounts, RatioName
+from eagle3ref.engines import SGLANG_0_5_23, SGLANG_LOG_ERAS
+from eagle3ref.inspection import TraceSummary
+from eagle3ref.report.style import Bar, facts, percent, rate
+
+_BAR_WIDTH = 10
+_LEGEND = (
+    ("acceptance length", "tokens committed per round, bonus token included: 1 + accepted drafts / rounds"),
+    ("node rate", "accepted drafts / draft tokens verified, of which there are num_draft_tokens - 1 a round"),
+    ("joint", "rounds that accepted at least d drafts / all rounds"),
+    ("conditional", "rounds that accepted d drafts / rounds that accepted d - 1"),
+    ("c", "drafts that one round accepted; its bonus token is not in c"),
+    ("censored", "rounds whose num_steps tokens run past the end of the record; they are in no ratio"),
+    ("95 % interval", "prompts are what is independent, not rounds: Student t on the linearized ratio"),
+)
+
+
+def replay_report(counts: AcceptanceCounts, title: str) -> RenderableType:
+    """One replay: figures, rates by depth, histogram, and what SGLang would log.
+
+    Raises:
+        Eagle3RefError: no complete round.
+    """
+    pictures = Columns([_depths(counts), _histogram(counts)], padding=(0, 4))
+    body = Group(_figures(counts), "", pictures, "", _log_lines(counts))
+    return Group(_heading(title), Padding(body, (0, 0, 0, 2)))
+
+
+def comparison(runs: Sequence[tuple[str, str, AcceptanceCounts]]) -> RenderableType:
+    """One line for each (answers, draft, counts).
+
+    Raises:
+        Eagle3RefError: counts without a complete round.
+    """
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for name in ("answers", "draft", "tree"):
+        table.add_column(name)
+    for name in ("length", "95 %", "node rate", "rounds", "censored"):
+        table.add_column(name, justify="right")
+    table.add_column("kind")
+    for answers, draft, counts in runs:
+        table.add_row(
+            answers,
+            draft,
+            str(counts.tree),
+            f"{counts.acceptance_length:.2f}",
+            Text(_interval(counts, "acceptance_length")),
+            rate(counts.node_acceptance_rate),
+            f"{counts.total_rounds:,}",
+            f"{counts.censored_rounds.sum():,}",
+            counts.kind,
+        )
+    return table
+
+
+def demo_report(
+    runs: Sequence[tuple[str, str, AcceptanceCounts]], traces: Mapping[str, TraceSummary]
+) -> RenderableType:
+    """Every (answers, draft, counts) in full, then the answers, the comparison and the legend.
+
+    Raises:
+        Eagle3RefError: counts without a complete round.
+    """
+    parts: list[RenderableType] = []
+    for answers, draft, counts in runs:
+        title = f"{counts.tree} (num_steps/topk/num_draft_tokens), {draft} draft, {answers}"
+        parts += [replay_report(counts, title), ""]
+    summaries = [_heading("Answers"), answers_report(traces), "", _heading("All settings"), comparison(runs), ""]
+    return Group(*parts, *summaries, _heading("What the numbers count"), legend([counts for *_, counts in runs]))
+
+
+def legend(counts: Sequence[AcceptanceCounts]) -> RenderableType:
+    """What each number counts, one line each; of the kinds, those that occur."""
+    kinds = dict.fromkeys(item.kind for item in counts)
+    return facts([*_LEGEND, *((kind, KIND_MEANING[kind]) for kind in kinds)])
+
+
+def answers_report(traces: Mapping[str, TraceSummary]) -> RenderableType:
+    """How long and how varied the recorded answers are."""
+    return facts(
+        [
+            (
+                name,
+                f"{trace.generated_tokens:,} tokens in {trace.num_sequences} answers; "
+                f"{percent(trace.distinct_ngram_share)} of their 4-grams are distinct (loops are near 0); "
+                f"{percent(trace.off_argmax_share)} of the tokens are not the target's argmax",
+            )
+            for name, trace in traces.items()
+        ]
+    )
+
+
+def _heading(title: str) -> Text:
+    return Text(title, style="bold cyan")
+
+
+def _figures(counts: AcceptanceCounts) -> Table:
+    lengths = counts.per_prompt("acceptance_length")
+    lengths = lengths[~np.isnan(lengths)]
+    spread = f"{lengths.min():.2f} / {np.median(lengths):.2f} / {lengths.max():.2f}"
+    return facts(
+        [
+            ("acceptance length", f"{counts.acceptance_length:.2f}  95 % {_interval(counts, 'acceptance_length')}"),
+            ("  over prompts", f"{spread}  min / median / max of {len(lengths)}"),
+            ("node rate", f"{counts.node_acceptance_rate:.3f}  95 % {_interval(counts, 'node_acceptance_rate', 3)}"),
+            ("rounds", f"{counts.total_rounds:,} complete, {counts.censored_rounds.sum():,} censored"),
+            ("off-argmax tokens", f"{counts.off_argmax_tokens.sum():,} of {counts.recorded_tokens.sum():,}"),
+            ("kind", counts.kind),
+        ]
+    )
+
+
+def _depths(counts: AcceptanceCounts) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("depth", justify="right")
+    for name in ("joint", "conditional"):
+        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("")
+    pairs = zip(counts.acceptance_rate_at, counts.conditional_acceptance_rate_at, strict=True)
+    for depth, (joint, conditional) in enumerate(pairs, 1):
+        bars = Bar(joint, _BAR_WIDTH, "green"), Bar(conditional, _BAR_WIDTH, "blue")
+        table.add_row(str(depth), rate(joint), bars[0], rate(conditional), bars[1])
+    return table
+
+
+def _histogram(counts: AcceptanceCounts) -> Table:
+    rounds = counts.histogram.sum(axis=0)
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("c", justify="right")
+    table.add_column("rounds", justify="right", no_wrap=True)
+    table.add_column("")
+    for accepted, count in enumerate(rounds):
+        table.add_row(str(accepted), f"{count:,}", Bar(count / rounds.max(), _BAR_WIDTH, "magenta"))
+    return table
+
+
+def _log_lines(counts: AcceptanceCounts) -> Table:
+    """The line of today; of the eras before, under the same name, only the rate was another."""
+    rows = [
+        (f"SGLang {SGLANG_0_5_23.version} logs", SGLANG_0_5_23.log_line(counts)),
+        ("  accept rate is", SGLANG_0_5_23.accept_rate_meaning),
+    ]
+    for era, following in reversed(list(pairwise(SGLANG_LOG_ERAS))):
+        rate_then = f"accept rate: {era.accept_rate(counts):.2f} = {era.accept_rate_meaning}"
+        rows.append((f"  {era.since[:7]} to {following.since[:7]}", rate_then))
+    return facts(rows)
+
+
+def _interval(counts: AcceptanceCounts, name: RatioName, digits: int = 2) -> str:
+    interval = counts.interval(name)
+    if math.isinf(interval.low):
+        return "unknown, of one prompt"
+    return f"[{interval.low:.{digits}f}, {interval.high:.{digits}f}]"

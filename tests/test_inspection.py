@@ -1,0 +1,127 @@
+"""Inspection: what files say of themselves, without running anything."""
+
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+
+from eagle3ref import Trace
+from eagle3ref.inspection import (
+    DraftInspection,
+    TargetInspection,
+    inspect_draft,
+    inspect_path,
+    inspect_target,
+    summarize_trace,
+)
+from eagle3ref.trace import RecordedSampling, RecordedSequence, TargetIdentity, TraceHeader, TraceWriter
+from eagle3ref.weights import Weights
+
+
+def write_trace(path: Path, answers: list[list[int]], argmax: list[int] | None = None) -> Trace:
+    """A prompt [0, 1] before each answer; ``argmax`` are the first choices along the last answer."""
+    target = TargetIdentity("t", "", "kimi_k25", 4, 2, 9, "")
+    header = TraceHeader(target, None, (1,), "float32", RecordedSampling(0.0, 1.0, 0, None), "by hand")
+    with TraceWriter.open(path, header) as writer:
+        for i, answer in enumerate(answers):
+            tokens = torch.tensor([0, 1, *answer])
+            is_last = i == len(answers) - 1
+            choices = torch.tensor([8, *argmax, 8]) if argmax and is_last else None
+            writer.add(RecordedSequence(f"s{i}", tokens, 2, {1: torch.zeros(len(tokens), 2)}, argmax=choices))
+    return Trace.open(path)
+
+
+def test_parameters_are_counted_as_trained(tmp_path: Path) -> None:
+    """Would catch packed INT4 counted by its int32 words, or scales and vocabulary maps counted as parameters."""
+    found = inspect_target(tiny.target_folder(tmp_path / "target"))
+    trained = sum(parameter.numel() for parameter in tiny.random_target().parameters())
+    assert sum(group.num_parameters for group in found.tensors) == trained
+    files = (tmp_path / "target").glob("*.safetensors")
+    stored = sum(tensor.nbytes for file in files for tensor in load_file(file).values())
+    assert sum(group.num_bytes for group in found.tensors) == stored
+    config, tensors = tiny.draft_parts()
+    draft = inspect_draft(tiny.write_draft(tmp_path / "draft", config, tensors))
+    trained = sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
+    assert sum(group.num_parameters for group in draft.tensors) == trained
+
+
+def test_pickled_checkpoints_count_the_same(tmp_path: Path) -> None:
+    """Would catch dtypes that only safetensors' spelling of them gives bytes for."""
+    parts = tiny.draft_parts()
+    pickled = inspect_draft(tiny.write_draft(tmp_path / "bin", *parts, container="bin"))
+    safe = inspect_draft(tiny.write_draft(tmp_path / "safe", *parts))
+    assert [(g.name, g.num_bytes, g.num_parameters) for g in pickled.tensors] == [
+        (g.name, g.num_bytes, g.num_parameters) for g in safe.tensors
+    ]
+
+
+def test_target_is_inspected_without_reading_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a look at a 594 GB checkpoint that reads it."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a tensor was read")
+
+    monkeypatch.setattr(Weights, "read", refuse)
+    found = inspect_path(tiny.target_folder(tmp_path / "target"))
+    assert isinstance(found, TargetInspection)
+    assert found.oddities == ()
+    assert dict(found.facts)["capture points"].startswith("(2, 3, 4)")
+
+
+def test_target_with_a_layer_missing_is_odd(tmp_path: Path) -> None:
+    """Would catch a half-downloaded target that looks complete."""
+    folder = tiny.target_folder(tmp_path / "target")
+    (folder / "model.safetensors.index.json").unlink()
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(file)
+        file.unlink()
+    kept = {name: tensor for name, tensor in tensors.items() if ".layers.5." not in name}
+    save_file(kept, folder / "model.safetensors")
+    (oddity,) = inspect_target(folder).oddities
+    assert "none of layer 5" in oddity
+
+
+def test_draft_alone_is_checked_as_far_as_it_goes(tmp_path: Path) -> None:
+    """Would catch NaN, or an fc that was never trained, that hides behind a missing target."""
+    config, tensors = tiny.draft_parts()
+    del tensors["embed_tokens.weight"]
+    sound = inspect_draft(tiny.write_draft(tmp_path / "sound", config, tensors))
+    assert (sound.oddities, sound.problem) == ((), None)
+    assert len(sound.unchecked) == 1
+    tensors["fc.weight"].zero_()
+    tensors["norm.weight"][0] = torch.nan
+    odd = inspect_draft(tiny.write_draft(tmp_path / "odd", config, tensors)).oddities
+    assert len(odd) == 2
+    assert "fc.weight is all zeros" in odd[0]
+    assert "norm.weight holds NaN" in odd[1]
+
+
+def test_llama_architecture_does_not_make_a_draft(tmp_path: Path) -> None:
+    """Would catch kinds told apart by architecture, which drafts and Llama targets share."""
+    config, tensors = tiny.draft_parts(architectures=["LlamaForCausalLM"])
+    assert isinstance(inspect_path(tiny.write_draft(tmp_path / "draft", config, tensors)), DraftInspection)
+    config["num_hidden_layers"], config["model_type"] = 1, "llama"
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("fc.")}
+    assert isinstance(inspect_path(tiny.write_draft(tmp_path / "llama", config, tensors)), TargetInspection)
+
+
+def test_summary_counts_loops_and_misses_by_hand(tmp_path: Path) -> None:
+    """Would catch n-grams across answers or with the prompt, or an argmax held against the wrong token."""
+    loop, varied = [3, 3, 3, 3, 3, 3], [2, 3, 4, 5, 6]
+    found = summarize_trace(write_trace(tmp_path / "trace", [loop, varied], argmax=[2, 3, 8, 5, 6]))
+    assert (found.ngrams, found.distinct_ngrams) == (3 + 2, 1 + 2)
+    assert (found.judged_tokens, found.off_argmax_tokens) == (5, 1)
+    assert (found.prompt_tokens, found.generated_tokens, found.longest) == (4, 11, 8)
+    without = summarize_trace(write_trace(tmp_path / "short", [[3]]))
+    assert (without.off_argmax_share, without.distinct_ngram_share) == (None, None)
+
+
+def test_sha256_of_a_trace_names_the_contents(tmp_path: Path) -> None:
+    """Would catch two traces of one name, or one that depends on where it lies."""
+    first, same = write_trace(tmp_path / "a", [[3, 4]]), write_trace(tmp_path / "b", [[3, 4]])
+    other = write_trace(tmp_path / "c", [[3, 5]])
+    assert first.sha256() == same.sha256()
+    assert first.sha256() != other.sha256()
