@@ -359,7 +359,7 @@ def test_unexpected_exception_keeps_its_traceback(monkeypatch: pytest.MonkeyPatc
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("eagle3ref.inspection.inspect_path", broken)
+    monkeypatch.setattr(sys.modules["eagle3ref.cli.inspect"], "inspect_path", broken)
     result = run("inspect", "anything")
     assert isinstance(result.exception, ZeroDivisionError)
     assert result.exc_info is not None

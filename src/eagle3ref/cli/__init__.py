@@ -1,7 +1,4 @@
-"""The command line: parses arguments and prints; what it does is elsewhere.
-
-The package is imported inside the commands, so that ``--help`` does not wait for torch.
-"""
+"""The command line: parses arguments and prints; what it does is elsewhere."""
 
 from __future__ import annotations
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import torch
 import typer
 
+from eagle3ref import trace as traces
 from eagle3ref.cli.console import stderr, stdout
 from eagle3ref.cli.options import CapturePoints, Device, DType, parse_capture_points, torch_dtype, usable_device
-
-if TYPE_CHECKING:
-    import torch
-
-    from eagle3ref.trace import Trace
+from eagle3ref.config import DraftConfig, TargetConfig
+from eagle3ref.draft.capture_points import resolve_capture_points
+from eagle3ref.engines import default_capture_points
+from eagle3ref.inspection import summarize_trace
+from eagle3ref.report.inspection import trace_report
+from eagle3ref.report.progress import SequenceProgress
+from eagle3ref.target import load_target
+from eagle3ref.target.generate import Sampling
+from eagle3ref.target.inputs import check_capture_points
+from eagle3ref.trace.access import writing
+from eagle3ref.trace.format import HEADER_FILE, read_index
 
 
 def capture(
@@ -33,10 +41,6 @@ def capture(
     dtype: Annotated[DType, typer.Option(help="Of weights and activations.")] = DType.bfloat16,
 ) -> None:
     """Run a target over prompts and record tokens and hidden states."""
-    from eagle3ref.inspection import summarize_trace
-    from eagle3ref.report.inspection import trace_report
-    from eagle3ref.target.generate import Sampling
-
     trace = _capture(
         target,
         prompts,
@@ -54,20 +58,16 @@ def capture(
 
 def _capture(
     target_folder: Path, prompts_file: Path, output: Path, device: torch.device, dtype: torch.dtype, **settings: Any
-) -> Trace:
+) -> traces.Trace:
     """With a progress bar; ``settings`` go to ``eagle3ref.capture``."""
-    from eagle3ref.report.progress import SequenceProgress
-    from eagle3ref.target import load_target
-    from eagle3ref.trace import capture, read_prompts
-
-    prompts, tokenizer_sha256 = read_prompts(prompts_file, target_folder)
+    prompts, tokenizer_sha256 = traces.read_prompts(prompts_file, target_folder)
     num_done = len(_recorded_ids(output) & {prompt.id for prompt in prompts})
     if num_done:
         stderr.print(f"{num_done} of {len(prompts)} sequences are in {output} already", highlight=False, markup=False)
     target = load_target(target_folder, device=device, dtype=dtype)
     with SequenceProgress(stderr) as progress:
         advance = progress.begin("capture", len(prompts), num_done)
-        return capture(
+        return traces.capture(
             target,
             prompts,
             output,
@@ -79,20 +79,12 @@ def _capture(
 
 def _recorded_ids(output: Path) -> set[str]:
     """Ids of the sequences that an earlier capture left."""
-    from eagle3ref.trace.access import writing
-    from eagle3ref.trace.format import HEADER_FILE, read_index
-
     with writing(output):
         return {entry.id for entry in read_index(output)[1]} if (output / HEADER_FILE).is_file() else set()
 
 
 def _points_to_record(target: Path, draft: Path | None, given: tuple[int, ...] | None) -> tuple[int, ...]:
     """The capture points, after saying where they come from; all that can be refused before the target is loaded."""
-    from eagle3ref.config import DraftConfig, TargetConfig
-    from eagle3ref.draft.capture_points import resolve_capture_points
-    from eagle3ref.engines import default_capture_points
-    from eagle3ref.target.inputs import check_capture_points
-
     config = TargetConfig.from_folder(target)
     num_layers = config.num_layers
     drafted = None if draft is None else DraftConfig.from_folder(draft)

@@ -9,16 +9,15 @@ from typing import Annotated
 import typer
 
 from eagle3ref.cli.console import stderr, stdout
+from eagle3ref.nano.demo import run_demo
+from eagle3ref.report.progress import SequenceProgress
+from eagle3ref.report.terminal import demo_report
 
 
 def demo(
     keep: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep the traces there.")] = None,
 ) -> None:
     """Capture and replay the embedded nano models, and show what comes out."""
-    from eagle3ref.nano.demo import run_demo
-    from eagle3ref.report.progress import SequenceProgress
-    from eagle3ref.report.terminal import demo_report
-
     with tempfile.TemporaryDirectory(prefix="eagle3ref-") as scratch, SequenceProgress(stderr) as progress:
         result = run_demo(keep or Path(scratch), progress.begin)
     runs = [(run.answers, run.draft, run.counts) for run in result.runs]

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from eagle3ref.cli.console import stdout
+from eagle3ref.inspection import DraftInspection, inspect_path
+from eagle3ref.report.inspection import inspection_report
 
 
 def inspect(
@@ -16,9 +18,6 @@ def inspect(
     check: Annotated[bool, typer.Option("--check", help="Of a trace, read every byte.")] = False,
 ) -> None:
     """Say what a folder is and what is odd about it."""
-    from eagle3ref.inspection import DraftInspection, inspect_path
-    from eagle3ref.report.inspection import inspection_report
-
     found = inspect_path(path, target=target, check=check)
     stdout.print(inspection_report(found))
     if check:

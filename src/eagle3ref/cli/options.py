@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import torch
 import typer
 
 from eagle3ref.errors import Eagle3RefError
-
-if TYPE_CHECKING:
-    import torch
 
 
 class DType(str, Enum):
@@ -41,8 +39,6 @@ def parse_capture_points(text: str | None) -> tuple[int, ...] | None:
 
 def torch_dtype(dtype: DType) -> torch.dtype:
     """The dtype of that name."""
-    import torch
-
     return {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}[dtype.value]
 
 
@@ -52,8 +48,6 @@ def usable_device(name: str) -> torch.device:
     Raises:
         Eagle3RefError: no device of this machine, or one that holds no values.
     """
-    import torch
-
     try:
         device = torch.device(name)
         torch.ones(1, device=device).tolist()

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
+from eagle3ref.acceptance import AcceptanceCounts
 from eagle3ref.cli.console import stderr, stdout
 from eagle3ref.cli.options import CapturePoints, Device, DType, parse_capture_points, torch_dtype, usable_device
-
-if TYPE_CHECKING:
-    from eagle3ref.acceptance import AcceptanceCounts
-    from eagle3ref.config import TreeConfig
-    from eagle3ref.draft import Eagle3Draft
-    from eagle3ref.trace import Trace
+from eagle3ref.config import TreeConfig
+from eagle3ref.draft import Eagle3Draft, load_draft
+from eagle3ref.replay import replay as replay_trace
+from eagle3ref.report.document import replay_document
+from eagle3ref.report.progress import SequenceProgress
+from eagle3ref.report.terminal import legend, replay_report
+from eagle3ref.trace import Trace
+from eagle3ref.trace.format import file_sha256
 
 
 class TreeKVChoice(str, Enum):
@@ -46,9 +49,6 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Only JSON on stdout.")] = False,
 ) -> None:
     """Count what a draft would have had accepted on a trace."""
-    from eagle3ref.config import TreeConfig
-    from eagle3ref.trace import Trace
-
     tree = TreeConfig(num_steps, topk, num_draft_tokens, tree_kv.value)
     recorded = Trace.open(trace)
     model = _load_draft(
@@ -66,12 +66,10 @@ def replay(
 
 
 def _replay(trace: Trace, draft: Eagle3Draft, tree: TreeConfig, batch_tokens: int) -> AcceptanceCounts:
-    from eagle3ref.replay import replay
-    from eagle3ref.report.progress import SequenceProgress
 
     with SequenceProgress(stderr) as progress:
         advance = progress.begin("replay", len(trace))
-        return replay(
+        return replay_trace(
             trace, draft, tree, batch_tokens=batch_tokens, on_sequence=lambda rounds: advance(rounds.recorded_tokens)
         )
 
@@ -79,14 +77,12 @@ def _replay(trace: Trace, draft: Eagle3Draft, tree: TreeConfig, batch_tokens: in
 def _print_json(
     counts: AcceptanceCounts, trace: Trace, draft: Eagle3Draft, draft_folder: Path, settings: dict[str, object]
 ) -> None:
-    from eagle3ref.report.document import replay_document
 
     document = replay_document(counts, trace, draft, draft_folder, settings)
     typer.echo(json.dumps(document, indent=1, allow_nan=False))
 
 
 def _print_report(counts: AcceptanceCounts, title: str) -> None:
-    from eagle3ref.report.terminal import legend, replay_report
 
     stdout.print(replay_report(counts, title))
     stdout.print()
@@ -95,8 +91,6 @@ def _print_report(counts: AcceptanceCounts, title: str) -> None:
 
 def _recorded_target(trace: Trace) -> Path | None:
     """The target that the trace names, if it is still there: that config.json, not another one in its place."""
-    from eagle3ref.trace.format import file_sha256
-
     recorded = trace.header.target
     try:
         same = file_sha256(Path(recorded.path) / "config.json") == recorded.config_sha256
@@ -107,8 +101,6 @@ def _recorded_target(trace: Trace) -> Path | None:
 
 def _load_draft(folder: Path, **options: Any) -> Eagle3Draft:
     """Load, and say on stderr where everything came from; what is odd is warned of."""
-    from eagle3ref.draft import load_draft
-
     draft = load_draft(folder, **options)
     for part, origin in draft.origins.items():
         stderr.print(Text(f"{part}: {origin}", style="dim"))
