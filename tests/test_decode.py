@@ -11,6 +11,9 @@ from tiny import VOCAB, draft_folder, target_folder
 import eagle3ref as e3
 from eagle3ref.target.generate import generate
 
+# The drafts here are odd on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore::eagle3ref.draft.DraftWarning")
+
 TREES = [e3.TreeConfig(3, 1, 4), e3.TreeConfig(4, 3, 12), e3.TreeConfig(4, 3, 12, "ancestor")]
 
 

@@ -13,6 +13,9 @@ from torch import Tensor
 from eagle3ref.draft import load_draft
 from eagle3ref.errors import Eagle3RefError
 
+# The drafts here are odd on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore::eagle3ref.draft.DraftWarning")
+
 EPS = 1e-5
 
 

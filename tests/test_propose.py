@@ -14,6 +14,9 @@ from eagle3ref.errors import Eagle3RefError
 from eagle3ref.nn import KVCache
 from eagle3ref.tree import Candidates
 
+# The drafts here are odd on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore::eagle3ref.draft.DraftWarning")
+
 TOKENS = 12
 FIELDS = ("scores", "tokens", "parents")
 

@@ -21,7 +21,8 @@ RatioName = Literal["acceptance_length", "node_acceptance_rate", "acceptance_rat
 KIND_MEANING: Mapping[Kind, str] = {
     "exact": "The trajectory is greedy and was recorded by the same target: these are the rounds it would have run.",
     "unbiased": "The trajectory was sampled from the same target: the expectation is right, this sample has its noise.",
-    "estimate": "The trajectory or the rule differs from what is being served: the size of the bias is not known.",
+    "estimate": "Not every recorded token is known to be the target's first choice. A few that are not are near-ties "
+    "of the dtype and matter little; many mean that another model or template wrote them.",
 }
 
 # The definition of each ratio in terms of the fields below: (numerator, denominator), both summed over prompts.
