@@ -1,6 +1,6 @@
 """The nano pair's text: the code of the running interpreter's standard library, with some modules held out.
 
-Comments and docstrings are left out: a model of four million parameters learns Python's code, but not English as well.
+Comments and docstrings are left out: code alone is more predictable, and four million parameters are few.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from eagle3ref.config import KimiK25Config, MLAConfig, MoEConfig, RopeConfig, TargetConfig
 from eagle3ref.nano.corpus import VOCAB_SIZE, random_windows
 from eagle3ref.nn import MoE
-from eagle3ref.target.int4 import GROUP_SIZE, quantize_int4
+from eagle3ref.target.int4 import quantize_int4, scale_int4
 from eagle3ref.target.kimi_k25 import KimiK25Target
 
 # Kimi-K2.5's rope block; sizes are the smallest that make the pair interesting.
@@ -58,10 +58,8 @@ class _RoundToInt4(nn.Module):
     """Rounds a weight as its file will, and lets gradients through."""
 
     def forward(self, weight: Tensor) -> Tensor:
-        values, scale = quantize_int4(weight.detach())
-        rounded = (values.to(scale.dtype).unflatten(-1, (-1, GROUP_SIZE)) * scale.unsqueeze(-1)).flatten(-2)
-        through: Tensor = weight + (rounded.float() - weight).detach()
-        return through
+        rounded = scale_int4(*quantize_int4(weight.detach()))
+        return weight + (rounded.float() - weight).detach()
 
 
 def new_target(seed: int) -> KimiK25Target:

@@ -53,8 +53,13 @@ def dequantize_int4(packed: Tensor, scale: Tensor, shape: Tensor, name: str) -> 
             expected="torch.int32 [out, in / 8], scales [out, in / 32], weight_shape [out, in]",
             action="Only group size 32 in Moonshot's layout is read; check how this checkpoint was quantized.",
         )
-    values = rearrange(unpack_int4(packed).to(scale.dtype), "out (group i) -> out group i", i=GROUP_SIZE)
-    return rearrange(values * scale.unsqueeze(-1), "out group i -> out (group i)")
+    return scale_int4(unpack_int4(packed), scale)
+
+
+def scale_int4(values: Tensor, scale: Tensor) -> Tensor:
+    """int8 [out, in] times scales [out, in / 32], multiplied and rounded in the scale's dtype."""
+    groups = rearrange(values.to(scale.dtype), "out (group i) -> out group i", i=GROUP_SIZE)
+    return rearrange(groups * scale.unsqueeze(-1), "out group i -> out (group i)")
 
 
 def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,48 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from eagle3ref.errors import Eagle3RefError
 
 
-@contextmanager
-def reading(folder: Path) -> Iterator[None]:
-    """Around what reads a trace folder.
+def reading(folder: Path) -> AbstractContextManager[None]:
+    """Around what reads a trace folder; a refusal becomes an ``Eagle3RefError``."""
+    action = "Check the path and its permissions."
+    return _told(f"reading the trace {folder}", "a folder whose files can be read", action)
 
-    Raises:
-        Eagle3RefError: the operating system refused something.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise Eagle3RefError(
-            f"reading the trace {folder}",
-            found=_refusal(error),
-            expected="a folder whose files can be read",
-            action="Check the path and its permissions.",
-        ) from error
+
+def writing(folder: Path) -> AbstractContextManager[None]:
+    """Around what writes a trace folder; a refusal becomes an ``Eagle3RefError``."""
+    action = "Mend that, or choose another folder. The same capture goes on from what is complete."
+    return _told(f"writing a trace to {folder}", "a folder that can be written, on a disk with room", action)
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Around what writes a trace folder.
-
-    Raises:
-        Eagle3RefError: the operating system refused something.
-    """
+def _told(doing: str, expected: str, action: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Eagle3RefError(
-            f"writing a trace to {folder}",
-            found=_refusal(error),
-            expected="a folder that can be written, on a disk with room",
-            action="Mend that, or choose another folder. The same capture goes on from what is complete.",
-        ) from error
-
-
-def _refusal(error: OSError) -> str:
-    what = error.strerror or str(error)
-    return f"{what}: {error.filename}" if error.filename else what
+        what = error.strerror or str(error)
+        found = f"{what}: {error.filename}" if error.filename else what
+        raise Eagle3RefError(doing, found=found, expected=expected, action=action) from error
