@@ -60,6 +60,7 @@ def test_defaults_of_a_bare_draft(tmp_path):
     assert (config.attention.head_dim, config.attention.num_kv_heads) == (tiny.WIDTH // 4, 4)
     assert (config.draft_vocab_size, config.shares_target_lm_head) == (tiny.VOCAB, True)
     assert (config.target_hidden_size, config.num_aux_hidden_states, config.capture_ids) == (tiny.WIDTH, 3, None)
+    assert (config.final_norm, config.final_norm_key, config.logit_scale) == ("head", "", 1.0)
     switches = ("norm_output", "fc_norm", "norm_before_fc", "norm_before_residual", "fc_bias", "tie_word_embeddings")
     assert not any(getattr(config, switch) for switch in switches)
 
@@ -132,10 +133,16 @@ def test_sizes_out_of_range_are_refused(key, value, tmp_path):
         ({"architectures": []}, r"architectures = \[\]"),
         ({"num_key_value_heads": 3}, "4 heads over 3"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
-        ({"logit_scale": 0.5}, "logit_scale = 0.5"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
-        ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 2]}}, "rope type 'mrope'"),
+        ({"logit_scale": "2"}, "logit_scale"),
+        ({"fc_norm": True, "num_aux_hidden_states": 2**30}, "num_aux_hidden_states"),
+        ({"partial_rotary_factor": 0.0}, "partial_rotary_factor = 0.0"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor = 1.5"),
+        ({"partial_rotary_factor": 0.5}, "dim=5"),
+        ({"partial_rotary_factor": 0.01}, "dim=0"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope type 'longrope'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 1000.0}}, "alpha = 1000.0"),
+        ({"rope_scaling": {"type": "dynamic"}}, "reading 'factor'"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "rope_theta = 10000.0 at top level and 5"),
         ({"rope_scaling": {"type": "yarn"}}, "reading 'factor'"),
         ({"rope_scaling": {"type": "yarn", "factor": 0.0}}, "factor=0.0"),
         ({"rope_scaling": [1]}, "reading 'rope_scaling'"),
@@ -145,6 +152,7 @@ def test_sizes_out_of_range_are_refused(key, value, tmp_path):
         ({"eagle_config": [1]}, "reading 'eagle_config'"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": ["2"]}}, "expected a list of integers"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [True, 3, 4]}}, "expected a list of integers"),
+        ({"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm = False"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state = False"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm = True"),
         ({"eagle_config": {"parallel_draft_step": 2}}, "parallel_draft_step = 2"),

@@ -69,3 +69,39 @@ def test_no_ids_and_no_target_is_refused(tmp_path):
     """Bug: some default depth."""
     with pytest.raises(Eagle3RefError, match="no layer ids in config.json, and no target"):
         load(tmp_path, eagle_config=...)
+
+
+NUMBERED = {
+    "speculators": ([1, 3, 5], {"architectures": ["Eagle3DraftModel"]}, (1, 3, 5)),
+    "speculators, last stream": ([0, 3, 7], {"architectures": ["Eagle3DraftModel"]}, (0, 3, 7)),
+    "vLLM": ([0, 3, 5], {"architectures": ["Eagle3LlamaForCausalLM"]}, (0, 3, 5)),
+    "modelopt": ([0, 3, 6], {"eagle_config": {"next_layer_regular": True}}, (1, 4, 7)),
+    "modelopt, renumbered": ([2, 3, 4], {"eagle_config": {"next_layer_regular": True}}, (2, 3, 4)),
+    "NeMo": ([3, 4, 5], {"architectures": ["LlamaEagle3DraftModel"]}, (4, 5, 6)),
+    "TorchSpec": ([3, 4, 5], {"_torchspec_version": "0.1"}, (4, 5, 6)),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERED)
+def test_a_sure_family_says_how_ids_are_numbered(case, target_folder, tmp_path):
+    """Bug: ids of a writer whose numbering is known refused, or shifted by the rule of another."""
+    ids, keys, expected = NUMBERED[case]
+    with pytest.warns(DraftWarning, match="embedding differs"):
+        draft = load(tmp_path, target=target_folder, **{"eagle_config": ..., FLAT: ids, **keys})
+    assert draft.capture_points == expected
+
+
+AMBIGUOUS = {
+    "SpecForge's layout is written by others too": (FLAT, [3, 4, 5], {}),
+    "TorchSpec shifts MLA for vLLM": (FLAT, [3, 4, 5], {"kind": "mla", "_torchspec_version": "0.1"}),
+    "TensorRT-LLM's final state": ("TensorRT-LLM's -1", [-1, 2, 4], {"eagle_config": {"next_layer_regular": True}}),
+    "nothing known": (FLAT, [0, 3, 5], {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "kind": "mla"}),
+}
+
+
+@pytest.mark.parametrize("case", AMBIGUOUS)
+def test_ids_of_an_unsure_family_are_refused(case, target_folder, tmp_path):
+    """Bug: a guess from a layout that several writers with different numberings use."""
+    found, ids, keys = AMBIGUOUS[case]
+    with pytest.raises(Eagle3RefError, match=found):
+        load(tmp_path, target=target_folder, **{"eagle_config": ..., FLAT: ids, **keys})

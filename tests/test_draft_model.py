@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import tiny
 import torch
+from draft_oracle import PREFIX, STEPS, Oracle, assert_same_network, run_draft
 from torch import Tensor
 
 from eagle3ref.draft import load_draft
@@ -15,137 +16,6 @@ from eagle3ref.errors import Eagle3RefError
 
 # The drafts here are odd on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore::eagle3ref.draft.DraftWarning")
-
-EPS = 1e-5
-
-
-def rms(x: Tensor, weight: Tensor) -> Tensor:
-    return weight * x / (x.square().mean() + EPS).sqrt()
-
-
-def silu(x: Tensor) -> Tensor:
-    return x / (1 + (-x).exp())
-
-
-class Oracle:
-    """One sequence, one row at a time; every earlier row is kept as plain per-head keys and values."""
-
-    def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], num_layers: int) -> None:
-        self.config, self.num_layers = config, num_layers
-        self.gqa = "kv_lora_rank" not in config
-        self.tensors = {
-            name.replace("midlayer.", "layers.0."): value.double()
-            for name, value in tensors.items()
-            if value.is_floating_point()
-        }
-        self.seen: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(num_layers)]
-
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        bias = self.tensors.get(f"{name}.bias")
-        out = torch.einsum("oi,i->o", self.tensors[f"{name}.weight"], x)
-        return out if bias is None else out + bias
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        return rms(x, self.tensors[f"{name}.weight"])
-
-    def fuse(self, aux: list[Tensor]) -> Tensor:
-        if self.config.get("norm_before_fc"):
-            whole = self.norm("input_norm", torch.cat(aux))
-            aux = [whole[: len(aux[0])], whole[len(aux[0]) : 2 * len(aux[0])], whole[2 * len(aux[0]) :]]
-        if self.config.get("fc_norm"):
-            aux = [self.norm(f"fc_norm.{i}", state) for i, state in enumerate(aux)]
-        return self.linear("fc", torch.cat(aux))
-
-    def step(self, state: Tensor, token: int, position: int) -> tuple[Tensor, Tensor]:
-        """(recurrent state, logits) of one more row behind all earlier ones."""
-        for i in range(self.num_layers):
-            layer = f"layers.{i}."
-            if i == 0:
-                embedded = self.norm(layer + "input_layernorm", self.tensors["embed_tokens.weight"][token])
-                hidden = self.norm(layer + "hidden_norm", state)
-                residual = hidden if self.config.get("norm_before_residual") else state
-                x = torch.cat((embedded, hidden))
-            else:
-                residual, x = state, self.norm(layer + "input_layernorm", state)
-            y = residual + self.attention(i, x, position)
-            z = self.norm(layer + "post_attention_layernorm", y)
-            gate, up = (self.linear(f"{layer}mlp.{part}_proj", z) for part in ("gate", "up"))
-            state = y + self.linear(f"{layer}mlp.down_proj", silu(gate) * up)
-        normed = self.norm("norm", state)
-        return (normed if self.config.get("norm_output") else state), self.linear("lm_head", normed)
-
-    def attention(self, layer: int, x: Tensor, position: int) -> Tensor:
-        query, key, value, scale = (self.llama if self.gqa else self.mla)(f"layers.{layer}.self_attn.", x, position)
-        self.seen[layer].append((key, value))
-        heads = []
-        for head, q in enumerate(query):
-            weights = torch.stack([keys[head] @ q * scale for keys, _ in self.seen[layer]]).exp()
-            shares = zip(weights / weights.sum(), self.seen[layer], strict=True)
-            heads.append(sum(share * values[head] for share, (_, values) in shares))
-        return self.linear(f"layers.{layer}.self_attn.o_proj", torch.cat(heads))
-
-    def llama(self, name: str, x: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor, float]:
-        heads, size = self.config["num_attention_heads"], self.config["head_dim"]
-        repeat = heads // self.config["num_key_value_heads"]
-        query, key, value = (self.linear(f"{name}{part}_proj", x).reshape(-1, size) for part in "qkv")
-        turned_query = [self.rotate(q, position, pairs=[(i, i + size // 2) for i in range(size // 2)]) for q in query]
-        turned_key = [self.rotate(k, position, pairs=[(i, i + size // 2) for i in range(size // 2)]) for k in key]
-        keys = torch.stack([turned_key[head // repeat] for head in range(heads)])
-        values = torch.stack([value[head // repeat] for head in range(heads)])
-        return torch.stack(turned_query), keys, values, size**-0.5
-
-    def mla(self, name: str, x: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor, float]:
-        config, heads = self.config, self.config["num_attention_heads"]
-        nope, rope, rank = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["kv_lora_rank"]
-        pairs = [(2 * i, 2 * i + 1) for i in range(rope // 2)]
-        if config.get("q_lora_rank"):
-            query = self.linear(f"{name}q_b_proj", self.norm(f"{name}q_a_layernorm", self.linear(f"{name}q_a_proj", x)))
-        else:
-            query = self.linear(f"{name}q_proj", x)
-        query = query.reshape(heads, nope + rope)
-        query = torch.stack([torch.cat((q[:nope], self.rotate(q[nope:], position, pairs))) for q in query])
-        compressed = self.linear(f"{name}kv_a_proj_with_mqa", x)
-        shared_key = self.rotate(compressed[rank:], position, pairs)
-        up = self.linear(f"{name}kv_b_proj", self.norm(f"{name}kv_a_layernorm", compressed[:rank])).reshape(heads, -1)
-        keys = torch.stack([torch.cat((head[:nope], shared_key)) for head in up])
-        scaling = config.get("rope_scaling") or {}
-        mscale = 0.1 * scaling.get("mscale_all_dim", 0) * math.log(scaling.get("factor", 1)) + 1
-        return query, keys, up[:, nope:], (nope + rope) ** -0.5 * mscale**2
-
-    def rotate(self, x: Tensor, position: int, pairs: list[tuple[int, int]]) -> Tensor:
-        out, stretch = torch.empty_like(x), self.stretch()
-        for i, (a, b) in enumerate(pairs):
-            angle = position * self.frequency(i, len(x))
-            out[a] = (x[a] * math.cos(angle) - x[b] * math.sin(angle)) * stretch
-            out[b] = (x[b] * math.cos(angle) + x[a] * math.sin(angle)) * stretch
-        return out
-
-    def stretch(self) -> float:
-        scaling = self.config.get("rope_scaling") or {}
-        if scaling.get("type", scaling.get("rope_type")) != "yarn" or scaling.get("mscale_all_dim"):
-            return 1.0  # mscale / mscale_all_dim are equal here
-        return 0.1 * math.log(scaling["factor"]) + 1
-
-    def frequency(self, i: int, dim: int) -> float:
-        theta, scaling = self.config["rope_theta"], self.config.get("rope_scaling") or {}
-        base = theta ** (-2 * i / dim)
-        kind, factor = scaling.get("type", scaling.get("rope_type")), scaling.get("factor")
-        if kind == "llama3":
-            turns = scaling["original_max_position_embeddings"] * base / (2 * math.pi)
-            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-            share = min(max((turns - low) / (high - low), 0), 1)
-            return base * share + base / factor * (1 - share)
-        if kind == "yarn":
-            original = scaling["original_max_position_embeddings"]
-            ends = [
-                dim * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(theta))
-                for beta in (scaling["beta_fast"], scaling["beta_slow"])
-            ]
-            low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), dim - 1)
-            share = min(max((i - low) / (high - low), 0), 1)
-            return base * (1 - share) + base / factor * share
-        return base / (factor or 1)
-
 
 GQA_YARN = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -167,27 +37,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mla without q_lora": {"kind": "mla", "q_lora_rank": None},
     "mla 3.1": {"kind": "mla", "fc_norm": True, "norm_output": True, "rope_scaling": tiny.YARN},
     "mla two layers": {"kind": "mla", "num_layers": 2},
+    "mla half-split": {"kind": "mla", "rope_interleave": False, "rope_scaling": tiny.YARN},
+    "half of the head rotated": {"partial_rotary_factor": 0.5, "head_dim": 16, "rope_scaling": GQA_YARN},
+    "multimodal rope": {"rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 2]}},
+    "dynamic": {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+    "yarn of gpt-oss": {"rope_scaling": {**GQA_YARN, "truncate": False, "attention_factor": 1.3}, "head_dim": 16},
+    "logit_scale": {"logit_scale": 0.25},
+    "both norms before fc": {"norm_before_fc": True, "fc_norm": True},
 }
-PREFIX, STEPS = 6, 5
 
 
-def run_draft(draft, aux: Tensor, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """(state, logits) of the last prefix row and of four further rows, on the package's batched forward."""
-    row = torch.arange(PREFIX)
-    output = draft(draft.fuse(aux)[None, None], tokens[None, None, :PREFIX], row[None, None], mask=row[:, None] >= row)
-    results, own = [(output.state[0, 0, -1], draft.logits(output.normed[0, 0, -1]))], output.rows
-    for step in range(1, STEPS):
-        at = PREFIX - 1 + step
-        output = draft(
-            results[-1][0][None, None, None],
-            tokens[None, None, at : at + 1],
-            torch.tensor([[[at]]]),
-            mask=torch.ones(1, at + 1, dtype=torch.bool),
-            own=own,
-        )
-        own = output.rows
-        results.append((output.state[0, 0, 0], draft.logits(output.normed[0, 0, 0])))
-    return results
+def query_norms(num_layers: int) -> dict[str, Tensor]:
+    """Qwen3's norms of a query and a key head."""
+    layers = ["midlayer.", *(f"layers.{i}." for i in range(1, num_layers))]
+    names = [f"{layer}self_attn.{part}_norm.weight" for layer in layers for part in "qk"]
+    generator = torch.Generator().manual_seed(7)
+    return {name: 1 + 0.3 * torch.randn(10, generator=generator) for name in names}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -196,18 +61,88 @@ def test_five_steps_equal_the_oracle(variant, tmp_path):
     keys = dict(VARIANTS[variant])
     config, tensors = tiny.draft_parts(**keys)
     draft = load_draft(tiny.write_draft(tmp_path, config, tensors), dtype=torch.float64)
-    width = config.get("target_hidden_size") or tiny.WIDTH
-    aux = [torch.randn(PREFIX, width, dtype=torch.float64) * 2 for _ in range(3)]
-    tokens = torch.randint(tiny.VOCAB, (PREFIX + STEPS,))
-    oracle = Oracle(config, tensors, keys.get("num_layers", 1))
-    for row in range(PREFIX):
-        state, logits = oracle.step(oracle.fuse([states[row] for states in aux]), int(tokens[row]), row)
-    for step, (got_state, got_logits) in enumerate(run_draft(draft, torch.cat(aux, -1), tokens)):
-        if step:
-            state, logits = oracle.step(state, int(tokens[PREFIX - 1 + step]), PREFIX - 1 + step)
-        # The package's frequencies are fp32, as in every engine.
-        torch.testing.assert_close(got_state, state, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(got_logits, logits, rtol=1e-5, atol=1e-5)
+    assert_same_network(draft, Oracle(config, tensors, keys.get("num_layers", 1)))
+
+
+def test_biases_in_the_file_need_no_key(tmp_path):
+    """Bug: Qwen2's query biases, which no key of its config names, refused or dropped."""
+    config, tensors = tiny.draft_parts(qkv_bias=True)
+    del config["qkv_bias"]
+    draft = load_draft(tiny.write_draft(tmp_path, config, tensors), dtype=torch.float64)
+    assert_same_network(draft, Oracle(config, tensors))
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_query_norms_in_the_file_are_used(num_layers, tmp_path):
+    """Bug: Qwen3's norms dropped, put after the rope, over all heads at once, or left out of a later layer."""
+    config, tensors = tiny.draft_parts(num_layers=num_layers)
+    tensors |= query_norms(num_layers)
+    draft = load_draft(tiny.write_draft(tmp_path, config, tensors), dtype=torch.float64)
+    assert_same_network(draft, Oracle(config, tensors, num_layers))
+
+
+def test_a_tied_head_is_used(tmp_path):
+    """Bug: tie_word_embeddings with a head that is not the embedding, or that is scaled."""
+    config, tensors = tiny.draft_parts(draft_vocab_size=tiny.VOCAB, tie_word_embeddings=True)
+    del tensors["lm_head.weight"]
+    draft = load_draft(tiny.write_draft(tmp_path, config, tensors), dtype=torch.float64)
+    assert_same_network(draft, Oracle(config, {**tensors, "lm_head.weight": tensors["embed_tokens.weight"]}))
+
+
+def test_llama_4_names_the_width_of_its_mlp_otherwise(tmp_path):
+    """Bug: the width of an expert taken for that of the dense layer."""
+    config, tensors = tiny.draft_parts()
+    config |= {"intermediate_size": 20, "intermediate_size_mlp": config["intermediate_size"]}
+    draft = load_draft(tiny.write_draft(tmp_path, config, tensors), dtype=torch.float64)
+    assert_same_network(draft, Oracle(config, tensors))
+
+
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # keys of the file, options of load_draft, what the oracle runs
+    "rope base": ({}, {"rope_theta": 500.0}, {"rope_theta": 500.0}),
+    "mla rope base": ({"kind": "mla", "rope_scaling": tiny.YARN}, {"rope_theta": 500.0}, {"rope_theta": 500.0}),
+    "double norm": ({}, {"hidden_double_norm": True}, {"hidden_double_norm": True}),
+    "mla double norm": ({"kind": "mla"}, {"hidden_double_norm": True}, {"hidden_double_norm": True}),
+    "3.1 for a file without the key": ({}, {"final_norm": "head+state"}, {"final_norm": "head+state"}),
+    "SpecForge's true": ({"norm_output": True}, {"final_norm": "head"}, {"final_norm": "head"}),
+    "SpecForge's false": ({"norm_output": False}, {"final_norm": "none"}, {"final_norm": "none"}),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_gives_the_network_that_it_names(option, tmp_path):
+    """Bug: an override that reaches only a part of the network, or none; a key that wins over the caller."""
+    keys, options, expected = OPTIONS[option]
+    config, tensors = tiny.draft_parts(**keys)
+    folder = tiny.write_draft(tmp_path, config, tensors)
+    draft = load_draft(folder, dtype=torch.float64, **options)
+    assert_same_network(draft, Oracle({**config, **expected}, tensors))
+    assert sum("given by the caller" in origin for origin in draft.origins.values()) == 1
+    rewired = load_draft(folder, dtype=torch.float64).rewired(draft.config)
+    assert_same_network(rewired, Oracle({**config, **expected}, tensors))
+
+
+def test_sliding_windows_count_the_row_itself(tmp_path):
+    """Bug: a window one too wide, on the wrong layer, or only over the prefix."""
+    window = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+    config, tensors = tiny.draft_parts(num_layers=2, architectures=["Eagle3LlamaForCausalLM"], **window)
+    draft = load_draft(tiny.write_draft(tmp_path, config, tensors), dtype=torch.float64)
+    assert_same_network(draft, Oracle({**config, "windows": [3, None]}, tensors, 2))
+    assert_same_network(draft.rewired(replace(draft.config, layer_windows=())), Oracle(config, tensors, 2))
+
+
+def test_rewiring_leaves_tensors_out_and_invents_none(tmp_path):
+    """Bug: an engine's network that keeps a norm which that engine drops, copies 6 GB, or runs on random values."""
+    config, tensors = tiny.draft_parts(fc_norm=True)
+    draft = load_draft(tiny.write_draft(tmp_path, config, tensors), dtype=torch.float64)
+    without = draft.rewired(replace(draft.config, fc_norm=False), (2, 4, 5))
+    assert_same_network(without, Oracle({**config, "fc_norm": False}, tensors))
+    assert (without.capture_points, draft.capture_points) == ((2, 4, 5), (2, 3, 4))
+    assert without.lm_head.weight.data_ptr() == draft.lm_head.weight.data_ptr()
+    assert torch.equal(without.target_ids, draft.target_ids)
+    for change in ({"norm_before_fc": True}, {"num_aux_hidden_states": 2, "fc_norm": False}):
+        with pytest.raises(Eagle3RefError, match="missing or of another shape"):
+            draft.rewired(replace(draft.config, **change))
 
 
 @pytest.mark.parametrize("key", ["norm_output", "norm_before_residual"])

@@ -1,4 +1,4 @@
-"""Layers against independent ones: transformers' rope tables and Llama attention, dense fp64 attention, plain loops."""
+"""Layers against independent ones: transformers' attention, dense fp64 attention, plain loops."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from eagle3ref.config import GQAConfig, MLAConfig, MoEConfig, RopeConfig
-from eagle3ref.nn import GQAttention, KVCache, MLAttention, MoE, Prefix, RMSNorm, RotaryEmbedding, Rows
-from eagle3ref.nn.rope import inverse_frequencies
+from eagle3ref.nn import GQAttention, KVCache, MLAttention, MoE, Prefix, RMSNorm, Rows
 
 KIMI_ROPE = RopeConfig(64, 50000.0, "yarn", 64.0, 4096, beta_fast=32.0, beta_slow=1.0, mscale_all_dim=1.0)
 
@@ -33,43 +32,6 @@ def filled(module: nn.Module, seed: int = 0) -> nn.Module:
     return module.requires_grad_(False)
 
 
-@pytest.mark.parametrize(
-    "scaling",
-    [
-        {"rope_type": "linear", "factor": 4.0},
-        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-         "original_max_position_embeddings": 64},
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
-        {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64, "mscale": 0.7,
-         "mscale_all_dim": 1.0, "beta_fast": 16.0, "beta_slow": 2.0},
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 1.7,
-         "truncate": False},
-    ],
-)  # fmt: skip
-def test_rope_tables_equal_those_of_transformers(scaling):
-    """Bug: a ramp, a boundary or an attention factor that is not the one drafts were trained with."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    from eagle3ref.config.json_fields import JsonFields
-
-    config = llama_config(rope_parameters={"rope_theta": 50000.0, **scaling})
-    expected, attention_factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, "cpu")
-    fields = JsonFields({"rope_theta": 50000.0, "rope_scaling": scaling, "max_position_embeddings": 512}, "x")
-    rope = RopeConfig.from_json(fields, 16)
-    torch.testing.assert_close(inverse_frequencies(rope), expected, rtol=2e-7, atol=0)
-    assert rope.attention_factor == pytest.approx(attention_factor, rel=1e-12)
-
-
-def test_rope_numbers_of_the_real_kimi_config():
-    """Bug: beta_fast 1 (K2-Instruct) for 32, or another ramp: 11 of 32 frequencies off, by up to 90 %."""
-    frequencies = inverse_frequencies(KIMI_ROPE)
-    base = 50000.0 ** -(torch.arange(32, dtype=torch.float64) / 32)
-    assert (frequencies / base)[:9].tolist() == pytest.approx([1.0] * 9, rel=1e-6)
-    assert (frequencies / base)[20:].tolist() == pytest.approx([1 / 64] * 12, rel=1e-6)
-    published = {9: 0.0437767, 19: 1.58375e-4, 20: 1.80702e-5, 31: 4.38221e-7}
-    assert {i: float(frequencies[i]) for i in published} == pytest.approx(published, rel=3e-6)
-
-
 def test_softmax_scale_of_the_real_kimi_config():
     """Bug: mscale forgotten (0.0722) or not squared."""
     attention = MLAConfig(64, 1536, 512, 128, 64, 128, KIMI_ROPE)
@@ -78,27 +40,43 @@ def test_softmax_scale_of_the_real_kimi_config():
     assert replace(attention, rope=RopeConfig(64, 1e4)).softmax_scale == pytest.approx(192**-0.5)
 
 
-def test_rope_keeps_fp32_angles_in_bf16():
-    """Bug: angles or frequencies in bf16, off by 7 rad at position 4096; the result is rounded once, at the end."""
-    rope = RotaryEmbedding(KIMI_ROPE, interleaved=True)
-    x = torch.randn(1, 3, 2, 64)
-    positions = torch.tensor([[0, 4097, 100_000]])
-    low = rope(x.bfloat16(), positions)
-    assert torch.equal(low, rope(x.bfloat16().float(), positions).bfloat16())
-    assert low.dtype == torch.bfloat16
-    exact = positions[..., None].double() * rope.frequencies.double()
-    pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous())
-    turned = torch.view_as_real(pairs * torch.polar(torch.ones_like(exact), exact)[:, :, None]).flatten(-2)
-    torch.testing.assert_close(rope(x.double(), positions), turned, rtol=1e-9, atol=1e-9)
+@pytest.mark.parametrize("window", [1, 2, 4, 100])
+def test_a_window_equals_a_banded_mask(window):
+    """Bug: a window that ignores the prefix, counts own rows of earlier passes wrongly, or is one too wide."""
+    config = GQAConfig(6, 2, 8, RopeConfig(8, 1e4))
+    plain, windowed = (filled(GQAttention(32, 32, c)) for c in (config, replace(config, window=window)))
+    x, positions = torch.randn(1, 9, 32, dtype=torch.float64), torch.arange(9)
+    band = torch.tensor([[0 <= row - key < window for key in range(9)] for row in range(9)])
+    expected, rows = plain(x[:, None], positions[None, None], mask=band)
+    causal = torch.ones(9, 9, dtype=torch.bool).tril()
+    whole, _ = windowed(x[:, None], positions[None, None], mask=causal)
+    torch.testing.assert_close(whole, expected, rtol=1e-9, atol=1e-9)
+    # Rows 0 to 3 as a prefix, then a tree of two branches that carry the same rows, in passes of two rows each.
+    prefix, own = Prefix(Rows(*(part[:, 0, :4] for part in rows)), torch.ones(1, 4, dtype=torch.bool)), None
+    for step in range(5):
+        at = torch.tensor([[[4 + step, 4 + step]]])
+        mask = torch.eye(2, dtype=torch.bool).repeat(1, step + 1)
+        output, own = windowed(x[:, 4 + step].expand(2, 32)[None, None], at, mask=mask, own=own, prefix=prefix)
+        torch.testing.assert_close(output[0, 0], expected[0, 0, 4 + step].expand(2, 32), rtol=1e-9, atol=1e-9)
 
 
-def test_half_split_pairs_are_not_interleaved_ones():
-    """Bug: the Llama draft rotated in interleaved pairs or the other way round."""
-    x = torch.randn(1, 1, 1, 8)
-    positions = torch.tensor([[3]])
-    half = RotaryEmbedding(RopeConfig(8, 1e4), interleaved=False)(x, positions)
-    pairs = RotaryEmbedding(RopeConfig(8, 1e4), interleaved=True)(x.unflatten(-1, (2, 4)).mT.flatten(-2), positions)
-    torch.testing.assert_close(half, pairs.unflatten(-1, (4, 2)).mT.flatten(-2))
+def test_query_norms_equal_those_of_qwen3():
+    """Bug: the norm over all heads at once, after the rope, or with another eps."""
+    from transformers import Qwen3Config
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RotaryEmbedding
+
+    sizes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
+    config = Qwen3Config(**sizes, rms_norm_eps=1e-3, attn_implementation="eager", rope_theta=1e4)
+    theirs = filled(Qwen3Attention(config, layer_idx=0)).eval()
+    ours = GQAttention(48, 48, GQAConfig(6, 2, 16, RopeConfig(16, 1e4), qk_norm_eps=1e-3)).double()
+    ours.load_state_dict(theirs.state_dict())
+    x, positions = torch.randn(1, 9, 48, dtype=torch.float64), torch.arange(9).expand(1, 9)
+    causal = torch.ones(9, 9, dtype=torch.bool).tril()
+    mask = torch.zeros(1, 1, 9, 9, dtype=torch.float64).masked_fill(~causal, -1e300)
+    # Their norm is in fp32 whatever the input.
+    expected, _ = theirs(x, Qwen3RotaryEmbedding(config)(x, positions), mask)
+    output, _ = ours(x[:, None], positions[:, None], mask=causal)
+    torch.testing.assert_close(output[:, 0], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("scaling", [{"rope_type": "default"}, {"rope_type": "yarn", "factor": 4.0,

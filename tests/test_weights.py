@@ -43,7 +43,16 @@ def old_pickled(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("write", [single, sharded, pickled, old_pickled])
+def pickled_shards(folder: Path) -> Path:
+    """As ``sharded``; the second shard also holds a tensor that the index does not list."""
+    torch.save({"a": TENSORS["a"]}, folder / "1.bin")
+    torch.save({"b": TENSORS["b"], "c": TENSORS["c"], "d": TENSORS["a"]}, folder / "2.bin")
+    weight_map = {"a": "1.bin", "b": "2.bin", "c": "2.bin"}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+@pytest.mark.parametrize("write", [single, sharded, pickled, old_pickled, pickled_shards])
 def test_every_container_gives_the_same_tensors(write, tmp_path):
     """Bug: a shape that is not the tensor's, a dtype that is converted, a name that is only in one shard."""
     weights = Weights(write(tmp_path))
@@ -55,9 +64,8 @@ def test_every_container_gives_the_same_tensors(write, tmp_path):
         assert torch.equal(weights.read(name), tensor)
     assert "d" not in weights
     for call in (weights.read, weights.shape):
-        if write in (single, sharded):
-            with pytest.raises(Eagle3RefError, match="no tensor d; expected it among the 3"):
-                call("d")
+        with pytest.raises(Eagle3RefError, match="no tensor d; expected it among the 3"):
+            call("d")
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):
@@ -124,6 +132,14 @@ def test_an_index_that_names_the_wrong_shard_is_refused(tmp_path):
     """Bug: found only when that tensor is read."""
     with pytest.raises(Eagle3RefError, match=r"opening .*2\.safetensors: found a is not in it"):
         Weights(sharded(tmp_path, {"a": "2.safetensors"}))
+
+
+def test_an_index_of_pickles_that_names_a_missing_tensor_is_refused(tmp_path):
+    """Bug: the tensor is missed later, or taken as not stored."""
+    pickled_shards(tmp_path)
+    torch.save({"a": TENSORS["b"]}, tmp_path / "2.bin")
+    with pytest.raises(Eagle3RefError, match=r"opening .*2\.bin: found b is not in it"):
+        Weights(tmp_path)
 
 
 @pytest.mark.parametrize("way", ["../outside.safetensors", "absolute"])

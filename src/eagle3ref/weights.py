@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,10 +16,11 @@ from eagle3ref.errors import Eagle3RefError
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 PICKLE_NAME = "pytorch_model.bin"
+PICKLE_INDEX_NAME = "pytorch_model.bin.index.json"
 
 
 class Weights:
-    """Reads tensors lazily from ``model.safetensors``, from shards with an index, or from ``pytorch_model.bin``.
+    """Reads tensors lazily from ``model.safetensors`` or ``pytorch_model.bin``, whole or in shards with an index.
 
     Args:
         folder: the checkpoint folder.
@@ -33,17 +35,20 @@ class Weights:
         self._file_of: dict[str, Path] = {}
         self._opened: dict[Path, safe_open] = {}
         if (self.folder / INDEX_NAME).exists():
-            self._open_index()
+            self._file_of = self._indexed(INDEX_NAME, self._names_in)
         elif (self.folder / SINGLE_NAME).exists():
             path = self.folder / SINGLE_NAME
             self._file_of = dict.fromkeys(self._names_in(path), path)
+        elif (self.folder / PICKLE_INDEX_NAME).exists():
+            listed = self._indexed(PICKLE_INDEX_NAME, self._names_in_pickle)
+            self._pickled = {name: self._pickled[name] for name in listed}
         elif (self.folder / PICKLE_NAME).exists():
-            self._pickled = _load_pickle(self.folder / PICKLE_NAME)
+            self._names_in_pickle(self.folder / PICKLE_NAME)
         else:
             raise Eagle3RefError(
                 f"opening the weights of {self.folder}",
                 found="no weight file",
-                expected=f"{SINGLE_NAME}, {INDEX_NAME} with its shards, or {PICKLE_NAME}",
+                expected=f"{SINGLE_NAME} or {PICKLE_NAME}, or shards with {INDEX_NAME} or {PICKLE_INDEX_NAME}",
                 action="Give the folder that holds config.json and the weights.",
             )
 
@@ -92,18 +97,26 @@ class Weights:
             )
         return self._file_of[name]
 
-    def _open_index(self) -> None:
-        path = self.folder / INDEX_NAME
+    def _indexed(self, index: str, names_in: Callable[[Path], set[str]]) -> dict[str, Path]:
+        """The file of each tensor, as the index says and the files bear out."""
+        path = self.folder / index
         try:
             weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-            self._file_of = {name: self.folder / Path(file).name for name, file in weight_map.items()}
+            file_of = {name: self.folder / Path(file).name for name, file in weight_map.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _damaged(path, f"no weight_map in it ({error})") from error
-        for file in sorted(set(self._file_of.values())):
-            stored = self._names_in(file)
-            missing = [name for name, where in self._file_of.items() if where == file and name not in stored]
+        for file in sorted(set(file_of.values())):
+            stored = names_in(file)
+            missing = [name for name, where in file_of.items() if where == file and name not in stored]
             if missing:
                 raise _damaged(file, f"{missing[0]} is not in it, although the index says so")
+        return file_of
+
+    def _names_in_pickle(self, path: Path) -> set[str]:
+        """Also maps its tensors: a pickle cannot be read in part."""
+        tensors = _load_pickle(path)
+        self._pickled.update(tensors)
+        return set(tensors)
 
     def _names_in(self, path: Path) -> set[str]:
         return set(self._file(path).keys())

@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+from eagle3ref.config.draft_family import (
+    NEMO_ARCHITECTURES,
+    SGLANG_ARCHITECTURE,
+    SPECULATORS_ARCHITECTURES,
+    VLLM_ARCHITECTURES,
+    DraftFamily,
+    draft_family,
+)
+from eagle3ref.config.draft_refusals import first_architecture, refuse_other_networks
+from eagle3ref.config.draft_speculators import flatten_speculators, sliding_windows
 from eagle3ref.config.json_fields import JsonFields
 from eagle3ref.config.layers import GQAConfig, MLAConfig
 from eagle3ref.errors import Eagle3RefError
 
-GQA_ARCHITECTURES = ("LlamaForCausalLM", "LlamaForCausalLMEagle3")
 MLA_ARCHITECTURES = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    SGLANG_ARCHITECTURE,
+    *MLA_ARCHITECTURES,
+    *SPECULATORS_ARCHITECTURES,
+    *NEMO_ARCHITECTURES,
+    *VLLM_ARCHITECTURES,
+)
+
+# What export_draft writes beside the ids of an engine, whose numbering may depend on the target.
+EXPORTED_POINTS_KEY = "eagle3ref.capture_points"
+
+FinalNorm = Literal["head", "head+state", "none"]
+FINAL_NORM_MEANING: dict[FinalNorm, str] = {
+    "head": "EAGLE-3: the head reads the normed stream, the next step the raw one",
+    "head+state": "EAGLE-3.1: head and next step read the normed stream",
+    "none": "SpecForge's norm_output = false: head and next step read the raw stream",
+}
 
 # `eagle_config` keys that describe another network than the plain EAGLE-3 head, and the value that means "plain".
 _PLAIN_EAGLE_CONFIG = {
-    "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
     "use_last_layernorm": True,
-    "use_mtp_layernorm": False,
-    "parallel_draft_step": 1,
     "eh_proj_before_attn": False,
 }
 _LARGEST_VOCABULARY = 2**24  # one number for each id is made before the tensors show whether the file tells the truth
-_PLAIN_LAYER = {"hidden_act": "silu", "logit_scale": 1.0}
+_MOST_STATES = 2**10  # one norm for each is made before the tensors do
 _ANOTHER_NETWORK = "This draft is another network; running it as a plain head would only lower the acceptance."
 
 
@@ -38,10 +65,16 @@ class DraftConfig:
         num_aux_hidden_states: A, how many capture points ``fc`` fuses.
         capture_ids: the ids as written in the file, in whichever numbering; None when the file gives none.
         capture_ids_key: where they stood.
-        norm_output: the recurrent state is taken after the final norm (EAGLE-3.1) instead of before it.
+        final_norm: who reads the stream after the final norm, see ``FINAL_NORM_MEANING``.
+        final_norm_key: the key of the file that says so; "" when none does.
         fc_norm: one RMSNorm per aux hidden state before ``fc``.
         norm_before_fc: one RMSNorm over the whole concatenation before ``fc``.
         norm_before_residual: the residual is the normed fused state (speculators) instead of the raw one.
+        hidden_double_norm: the state passes ``input_layernorm`` before ``hidden_norm``, as modelopt's Hugging Face
+            trainer has done since its PR 689. No file says so; it is an option to measure with.
+        logit_scale: factor on the draft's logits (vLLM).
+        layer_windows: the sliding window of each layer; None, and a layer that is not listed, has none.
+        family: who wrote the file, as far as it tells, and by which mark.
     """
 
     architecture: str
@@ -60,24 +93,39 @@ class DraftConfig:
     tie_word_embeddings: bool = False
     fc_bias: bool = False
     mlp_bias: bool = False
-    norm_output: bool = False
+    final_norm: FinalNorm = "head"
+    final_norm_key: str = ""
     fc_norm: bool = False
     norm_before_fc: bool = False
     norm_before_residual: bool = False
+    hidden_double_norm: bool = False
+    logit_scale: float = 1.0
+    layer_windows: tuple[int | None, ...] = ()
+    family: DraftFamily = "unknown"
+    family_mark: str = ""
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> DraftConfig:
+    def from_folder(cls, folder: str | Path, tensor_names: Collection[str] = ()) -> DraftConfig:
         """Read ``config.json`` of a draft folder.
+
+        Args:
+            folder: of the draft.
+            tensor_names: as stored (``Weights.names``). They tell families, biases and query norms apart that
+                config.json alone does not.
 
         Raises:
             Eagle3RefError: not an EAGLE-3 draft, a variant that is not implemented, or a missing key.
         """
         fields = JsonFields.read(Path(folder) / "config.json")
+        refuse_other_networks(fields, tensor_names)
         architecture = _architecture(fields)
+        family, mark = draft_family(fields, tensor_names)
+        fields = flatten_speculators(fields)
         eagle = fields.object("eagle_config") or JsonFields({}, f"{fields.where}: eagle_config")
         eagle.require(_PLAIN_EAGLE_CONFIG, "the plain EAGLE-3 head", _ANOTHER_NETWORK)
-        fields.require(_PLAIN_LAYER, "the plain EAGLE-3 layer", _ANOTHER_NETWORK)
+        fields.require({"hidden_act": "silu"}, "the plain EAGLE-3 layer", _ANOTHER_NETWORK)
         capture_ids, key = _capture_ids(fields, eagle)
+        final_norm, final_norm_key = _final_norm(fields, eagle)
         hidden_size = fields.size("hidden_size")
         vocab_size = fields.size("vocab_size", highest=_LARGEST_VOCABULARY)
         draft_vocab_size = fields.optional_size("draft_vocab_size")
@@ -85,24 +133,42 @@ class DraftConfig:
             architecture=architecture,
             hidden_size=hidden_size,
             target_hidden_size=fields.optional_size("target_hidden_size") or hidden_size,
-            intermediate_size=fields.size("intermediate_size"),
+            # Llama 4's dense width; its plain intermediate_size is that of an expert.
+            intermediate_size=fields.optional_size("intermediate_size_mlp") or fields.size("intermediate_size"),
             vocab_size=vocab_size,
             draft_vocab_size=vocab_size if draft_vocab_size is None else draft_vocab_size,
             shares_target_lm_head=draft_vocab_size is None,
             rms_norm_eps=fields.number("rms_norm_eps"),
             max_position_embeddings=fields.size("max_position_embeddings", 2**31 - 1),
-            attention=_attention(fields, architecture),
-            num_aux_hidden_states=fields.size("num_aux_hidden_states", len(capture_ids) if capture_ids else 3),
+            attention=_attention(fields, architecture, family, tensor_names),
+            num_aux_hidden_states=fields.size(
+                "num_aux_hidden_states", len(capture_ids) if capture_ids else 3, highest=_MOST_STATES
+            ),
             capture_ids=capture_ids,
             capture_ids_key=key,
             tie_word_embeddings=fields.flag("tie_word_embeddings"),
             fc_bias=fields.flag("bias"),
             mlp_bias=fields.flag("mlp_bias"),
-            norm_output=fields.flag("norm_output") or eagle.flag("return_hidden_post_norm"),
+            final_norm=final_norm,
+            final_norm_key=final_norm_key,
             fc_norm=fields.flag("fc_norm") or fields.flag("use_aux_norm"),
             norm_before_fc=eagle.flag("norm_before_fc", fields.flag("norm_before_fc")),
             norm_before_residual=fields.flag("norm_before_residual"),
+            logit_scale=fields.number("logit_scale", 1.0),
+            layer_windows=sliding_windows(fields) if family in ("speculators", "vLLM") else (),
+            family=family,
+            family_mark=mark,
         )
+
+    @property
+    def norm_output(self) -> bool:
+        """Whether the recurrent state is the normed stream (EAGLE-3.1)."""
+        return self.final_norm == "head+state"
+
+    def layer_attention(self, index: int) -> GQAConfig | MLAConfig:
+        """The attention of one layer, with its own window."""
+        window = self.layer_windows[index] if index < len(self.layer_windows) else None
+        return self.attention if isinstance(self.attention, MLAConfig) else replace(self.attention, window=window)
 
     def check_target(self, hidden_size: int, vocab_size: int, doing: str) -> None:
         """Refuse a target that this draft was not trained for.
@@ -120,24 +186,38 @@ class DraftConfig:
 
 
 def _architecture(fields: JsonFields) -> str:
-    names = fields.values.get("architectures")
-    name = names[0] if isinstance(names, list) and names else ""
-    known = (*GQA_ARCHITECTURES, *MLA_ARCHITECTURES)
-    if name not in known:
+    name = first_architecture(fields)
+    if name not in ARCHITECTURES:
         raise Eagle3RefError(
             f"reading {fields.where} as an EAGLE-3 draft",
-            found=f"architectures = {names}",
-            expected=f"one of {', '.join(known)}",
+            found=f"architectures = {fields.values.get('architectures')}",
+            expected=f"one of {', '.join(ARCHITECTURES)}",
             action="Check that this folder is a draft, not the target, and that it is EAGLE-3.",
         )
-    return str(name)
+    return name
 
 
-def _attention(fields: JsonFields, architecture: str) -> GQAConfig | MLAConfig:
-    return MLAConfig.from_json(fields) if architecture in MLA_ARCHITECTURES else GQAConfig.from_json(fields)
+def _attention(
+    fields: JsonFields, architecture: str, family: DraftFamily, names: Collection[str]
+) -> GQAConfig | MLAConfig:
+    # NeMo writes LlamaEagle3DraftModel for its MLA drafts too.
+    if architecture in MLA_ARCHITECTURES or (family == "NeMo" and fields.values.get("kv_lora_rank") is not None):
+        attention = MLAConfig.from_json(fields)
+        # NeMo trains without YaRN's temperature in the softmax scale (Automodel, draft_deepseek.py, 2026-08).
+        return replace(attention, rope=replace(attention.rope, mscale_all_dim=0.0)) if family == "NeMo" else attention
+    # Of the flat families, model_type is the target's and says nothing of the draft's layer.
+    is_qwen3 = architecture == "Eagle3Qwen3ForCausalLM" or (
+        family == "speculators" and fields.text("model_type", "") == "qwen3"
+    )
+    stored = {match[1] for name in names if (match := re.search(r"self_attn\.(\w+)\.(?:bias|weight)$", name))}
+    biased = {match[1] for name in names if (match := re.search(r"self_attn\.(\w+)\.bias$", name))}
+    return GQAConfig.from_json(fields, qk_norm=is_qwen3 or bool({"q_norm", "k_norm"} & stored), biased=biased)
 
 
 def _capture_ids(fields: JsonFields, eagle: JsonFields) -> tuple[tuple[int, ...] | None, str]:
+    own = fields.object("eagle3ref")
+    if own is not None and (points := own.integers("capture_points")) is not None:
+        return points, EXPORTED_POINTS_KEY
     key = "eagle_aux_hidden_state_layer_ids"
     nested, flat = eagle.integers(key), fields.integers(key)
     if nested is not None and flat is not None and nested != flat:
@@ -150,3 +230,11 @@ def _capture_ids(fields: JsonFields, eagle: JsonFields) -> tuple[tuple[int, ...]
     if nested is not None:
         return nested, f"eagle_config.{key}"
     return flat, key if flat is not None else ""
+
+
+def _final_norm(fields: JsonFields, eagle: JsonFields) -> tuple[FinalNorm, str]:
+    """``norm_output`` is read as EAGLE-3.1 means it, whoever wrote it: no mark in a file proves SpecForge's meaning."""
+    for place, key, where in ((eagle, "return_hidden_post_norm", "eagle_config."), (fields, "norm_output", "")):
+        if place.flag(key):
+            return "head+state", f"{where}{key} = true"
+    return "head", "norm_output = false" if fields.values.get("norm_output") is False else ""

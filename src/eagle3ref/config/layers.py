@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from eagle3ref.config.json_fields import JsonFields
-from eagle3ref.config.rope import NOT_IMPLEMENTED, RopeConfig, yarn_mscale
+from eagle3ref.config.rope import RopeConfig, yarn_mscale
 from eagle3ref.errors import Eagle3RefError
 
 
@@ -14,6 +15,8 @@ class GQAConfig:
     """Grouped-query attention, Llama style, with half-split (NeoX) rotary pairs.
 
     ``bias`` is that of the query, key and value projections, ``output_bias`` that of the output projection.
+    ``qk_norm_eps``: every query and key head is normed before the rope (Qwen3); None is no such norm. ``window``: a row
+    sees so many positions, its own included; None is all.
     """
 
     num_heads: int
@@ -22,13 +25,18 @@ class GQAConfig:
     rope: RopeConfig
     bias: bool = False
     output_bias: bool = False
+    qk_norm_eps: float | None = None
+    window: int | None = None
 
     @classmethod
-    def from_json(cls, fields: JsonFields) -> GQAConfig:
-        """Read ``num_attention_heads``, ``num_key_value_heads``, ``head_dim``, the biases and the rope."""
-        for rotary in (fields, fields.object("rope_parameters"), fields.object("rope_scaling")):
-            if rotary is not None:
-                rotary.require({"partial_rotary_factor": 1.0}, "the whole head rotated", NOT_IMPLEMENTED)
+    def from_json(cls, fields: JsonFields, *, qk_norm: bool = False, biased: Collection[str] = ()) -> GQAConfig:
+        """Read ``num_attention_heads``, ``num_key_value_heads``, ``head_dim``, the biases and the rope.
+
+        Args:
+            fields: config.json.
+            qk_norm: queries and keys are normed, with ``rms_norm_eps``.
+            biased: projections (``q_proj`` ...) that have a bias in the file. Qwen2's have one and no key that says so.
+        """
         heads = fields.size("num_attention_heads")
         kv_heads = fields.size("num_key_value_heads", heads)
         head_dim = fields.optional_size("head_dim") or fields.size("hidden_size") // heads
@@ -39,9 +47,16 @@ class GQAConfig:
                 expected="a whole number of heads per key-value head",
                 action="Correct num_key_value_heads.",
             )
-        everywhere, inputs_only = fields.flag("attention_bias"), fields.flag("qkv_bias")
-        rope = RopeConfig.from_json(fields, head_dim)
-        return cls(heads, kv_heads, head_dim, rope, everywhere or inputs_only, everywhere)
+        everywhere = fields.flag("attention_bias")
+        return cls(
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            rope=RopeConfig.from_json(fields, head_dim),
+            bias=everywhere or fields.flag("qkv_bias") or "q_proj" in biased,
+            output_bias=everywhere or "o_proj" in biased,
+            qk_norm_eps=fields.number("rms_norm_eps") if qk_norm else None,
+        )
 
     @property
     def softmax_scale(self) -> float:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eagle3ref.config import DraftConfig
+from eagle3ref.config import DraftConfig, MLAConfig
+from eagle3ref.config.draft import EXPORTED_POINTS_KEY
 from eagle3ref.engines import default_capture_points
 from eagle3ref.errors import Eagle3RefError
+
+_INPUT_NUMBERING = ("speculators", "vLLM")
+_OUTPUT_NUMBERING = ("modelopt", "NeMo", "TorchSpec")
 
 
 def resolve_capture_points(
@@ -15,8 +19,10 @@ def resolve_capture_points(
     """The residual streams that ``fc`` was trained on, and one sentence on how they were found.
 
     Files number the same streams in two ways: "input of layer k" or "output of layer k" (one less). The order here:
-    what the caller says; no ids in the file: (2, n // 2, n - 3), as SGLang, vLLM and the original code; a first id of
-    1: output numbering; of 2: input numbering. Other lists say nothing about their numbering and must be overridden.
+    what the caller says; no ids in the file: (2, n // 2, n - 3), as SGLang, vLLM and the original code; a file in
+    speculators' or vLLM's own format: inputs; a first id of 1: outputs; of 2: inputs, since files of output-numbering
+    families were renumbered for engines; another first id in a family that numbers outputs: outputs. What is left says
+    nothing about its numbering and must be overridden.
 
     Args:
         config: the draft's.
@@ -40,21 +46,36 @@ def resolve_capture_points(
                 action="Pass the target, or capture_points.",
             )
         points, how = default_capture_points(num_layers), f"no ids in config.json; the default for {num_layers} layers"
-    elif given and given[0] == 1:
-        points = tuple(layer + 1 for layer in given)
-        how = f"{config.capture_ids_key} = {list(given)} starts with 1: outputs of layers, i.e. inputs of the next"
-    elif given and given[0] == 2:
-        points, how = given, f"{config.capture_ids_key} = {list(given)} starts with 2: inputs of those layers"
     else:
-        raise Eagle3RefError(
-            doing,
-            found=f"{config.capture_ids_key} = {list(given)}",
-            expected="a list that starts with 1 (outputs of layers) or 2 (inputs of layers)",
-            action="Say which residual streams the draft was trained on: pass capture_points (inputs of layers). "
-            "Engines would guess, each in its own way.",
-        )
+        shift, why = _numbering(config, given, doing)
+        points = tuple(layer + shift for layer in given)
+        meaning = "outputs of layers, i.e. inputs of the next" if shift else "inputs of those layers"
+        how = f"{config.capture_ids_key} = {list(given)} {why}: {meaning}"
     _check(doing, points, num_layers, config.num_aux_hidden_states)
     return points, how
+
+
+def _numbering(config: DraftConfig, given: tuple[int, ...], doing: str) -> tuple[int, str]:
+    """What to add to the ids for capture points, and why."""
+    if config.capture_ids_key == EXPORTED_POINTS_KEY:
+        return 0, "written by this package's export"
+    # TorchSpec adds 1 to the ids of MLA drafts that it exports for vLLM, and leaves no mark of that.
+    is_shifted_sometimes = config.family == "TorchSpec" and isinstance(config.attention, MLAConfig)
+    if given and config.family in _INPUT_NUMBERING:
+        return 0, f"in {config.family}'s format"
+    if given and given[0] in (1, 2):
+        return 2 - given[0], f"starts with {given[0]}"
+    if given and given[0] >= 0 and config.family in _OUTPUT_NUMBERING and not is_shifted_sometimes:
+        return 1, f"written by {config.family}"
+    raise Eagle3RefError(
+        doing,
+        found=f"{config.capture_ids_key} = {list(given)}",
+        expected="a list that starts with 1 (outputs of layers) or 2 (inputs of layers), or a writer whose numbering "
+        + f"is known (here: {config.family})"
+        + (", and not TensorRT-LLM's -1, the final state after the norm" if min(given, default=0) < 0 else ""),
+        action="Say which residual streams the draft was trained on: pass capture_points (inputs of layers). "
+        "Engines would guess, each in its own way.",
+    )
 
 
 def _check(doing: str, points: tuple[int, ...], num_layers: int | None, wanted: int) -> None:

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from eagle3ref.config import DraftConfig
+from eagle3ref.config import FINAL_NORM_MEANING, DraftConfig, FinalNorm
+from eagle3ref.config.draft import EXPORTED_POINTS_KEY
+from eagle3ref.config.draft_refusals import refuse_other_networks
+from eagle3ref.config.json_fields import JsonFields
 from eagle3ref.draft.capture_points import resolve_capture_points
+from eagle3ref.draft.matrices import supply_embedding, supply_lm_head
 from eagle3ref.draft.model import Eagle3Draft
-from eagle3ref.draft.vocab import mapping_warnings, target_ids
+from eagle3ref.draft.quantized import dequantize
+from eagle3ref.draft.tensor_names import num_layers, plain_names
+from eagle3ref.draft.vocab import mapping_warnings, read_target_ids
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.target import SharedWeights, shared_weights
 from eagle3ref.target.base import Target
 from eagle3ref.weights import Weights
 
-# Spellings of one tensor, in the order in which they are undone.
-_RENAMES = (
-    (re.compile(r"^model\."), ""),
-    (re.compile(r"^midlayer\.(\d+)\."), r"layers.\1."),
-    (re.compile(r"^midlayer\."), "layers.0."),
-    (re.compile(r"^aux_norm_low\."), "fc_norm.0."),
-    (re.compile(r"^aux_norm_mid\."), "fc_norm.1."),
-    (re.compile(r"^aux_norm_high\."), "fc_norm.2."),
-    # In a layer after the first, SGLang's name of the norm before attention is hidden_norm, vLLM's input_layernorm.
-    (re.compile(r"^(layers\.[1-9]\d*)\.hidden_norm\."), r"\1.input_layernorm."),
-)
-_LAYER = re.compile(r"layers\.(\d+)\.")
 _READABLE = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-_VOCABULARY_MAPS = ("d2t", "t2d")
+# Their writers mean EAGLE-3.1 by norm_output.
+_SURE_OF_NORM_OUTPUT = ("speculators", "TorchSpec", "NeMo", "modelopt", "vLLM")
 
 
 class DraftWarning(UserWarning):
@@ -44,71 +39,115 @@ def load_draft(
     *,
     target: Target | str | Path | None = None,
     capture_points: Sequence[int] | None = None,
+    rope_theta: float | None = None,
+    hidden_double_norm: bool = False,
+    final_norm: FinalNorm | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Eagle3Draft:
-    """Load an EAGLE-3 draft: Llama-style (``midlayer.``, ``layers.0.``) or Kimi MLA, safetensors or pytorch_model.bin.
+    """Load an EAGLE-3 draft of any published family, GQA or MLA, from safetensors, shards or pytorch_model.bin.
 
-    What is odd but loadable is warned of (``DraftWarning``) and kept in ``draft.warnings``; ``draft.origins`` says
-    where the capture points come from, and who supplies embedding and head.
+    What is odd but loadable is warned of (``DraftWarning``) and kept in ``draft.warnings``. ``draft.origins`` says
+    where the capture points come from, who supplies embedding and head, and what was chosen where the file leaves it
+    open.
 
     Args:
         folder: config.json and the weights.
         target: the target or its folder; supplies the embedding and the head that the draft does not bring.
         capture_points: overrides what config.json says (residual streams *entering* these layers).
+        rope_theta: overrides the base of the rope; some drafts were trained with another one than their file says.
+        hidden_double_norm: see ``DraftConfig``.
+        final_norm: overrides what the file says or leaves open, see ``FINAL_NORM_MEANING``.
         device: where the weights go.
-        dtype: of the weights; the checkpoint's when None.
+        dtype: of the weights; the checkpoint's when None. 8-bit weights count as of the dtype of the final norm.
 
     Raises:
-        Eagle3RefError: unknown or missing tensors, wrong widths, non-finite or all-zero weights, a ``d2t`` that does
-            not fit, unresolvable capture points, or an embedding that neither side has.
+        Eagle3RefError: another kind of draft, unknown or missing tensors, wrong widths, non-finite or all-zero weights,
+            packed weights, a ``d2t`` that does not fit, unresolvable capture points, or an embedding that neither side
+            has.
     """
-    config = DraftConfig.from_folder(folder)
-    tensors = _read_tensors(Weights(folder), str(folder))
-    shared = None if target is None else _shared(config, target, str(folder))
-    d2t, t2d = (tensors.pop(name, None) for name in _VOCABULARY_MAPS)
-    # Counted, since num_hidden_layers is often the target's. A gap in the numbers ends as missing and unknown tensors.
-    num_layers = max(1, len({match[1] for name in tensors if (match := _LAYER.match(name))}))
-    points, how = resolve_capture_points(
-        config, None if shared is None else shared.config.num_layers, capture_points, str(folder)
-    )
-    ids = _target_ids(config, d2t, str(folder))
+    where = str(folder)
+    config, weights = open_draft(folder)
+    config, chosen = _with_options(config, rope_theta, hidden_double_norm, final_norm)
+    stored = {plain: weights.read(name) for plain, name in plain_names(weights.names, where).items()}
+    tensors, scaled = dequantize(stored, JsonFields.read(Path(folder) / "config.json"), where)
+    shared = None if target is None else _shared(config, target, where)
+    d2t, t2d = (tensors.pop(name, None) for name in ("d2t", "t2d"))
+    depth = None if shared is None else shared.config.num_layers
+    points, how = resolve_capture_points(config, depth, capture_points, where)
+    ids = read_target_ids(config, d2t, where)
     with torch.device("meta"):
-        draft = Eagle3Draft(config, num_layers, points, ids)
-    draft.origins["capture points"] = f"{points}, {how}"
-    if config.norm_output:
-        _warn(
-            draft,
-            "norm_output is read as EAGLE-3.1 does: the recurrent state is taken after the final norm. A SpecForge "
-            "export writes the same key and means something else; its state is always taken before it.",
-        )
-    _supply(draft, tensors, shared)
-    _check_tensors(draft, tensors, str(folder))
+        draft = Eagle3Draft(config, num_layers(tensors), points, ids)
+    draft.origins = {"family": f"{config.family}: {config.family_mark}", "capture points": f"{points}, {how}", **chosen}
+    if scaled is not None:
+        draft.origins["weights"] = scaled
+    _warn(draft, _final_norm_warnings(config, final_norm))
+    _warn(draft, supply_embedding(draft, tensors, shared))
+    _warn(draft, supply_lm_head(draft, tensors, shared))
+    _check_tensors(draft, tensors, where)
     if d2t is not None:
-        _warn(draft, *mapping_warnings(d2t, ids, t2d, config.vocab_size, tensors["lm_head.weight"]))
-    dtype = tensors["fc.weight"].dtype if dtype is None else dtype
+        _warn(draft, mapping_warnings(d2t, ids, t2d, config.vocab_size, tensors["lm_head.weight"]))
+    if dtype is None:
+        dtype = stored["fc.weight" if scaled is None else "norm.weight"].dtype
     draft.load_state_dict({name: value.to(device=device, dtype=dtype) for name, value in tensors.items()}, assign=True)
     draft.target_ids = ids.to(device)
     return draft.requires_grad_(False).eval()
 
 
-def _read_tensors(weights: Weights, where: str) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for name in sorted(weights.names):
-        if name.endswith("rotary_emb.inv_freq"):
-            continue
-        plain = name
-        for pattern, replacement in _RENAMES:
-            plain = pattern.sub(replacement, plain)
-        if plain in tensors:
-            raise Eagle3RefError(
-                f"loading draft {where}",
-                found=f"two tensors for {plain}, the second called {name}",
-                expected="one",
-                action="Remove the one that was not trained.",
-            )
-        tensors[plain] = weights.read(name)
-    return tensors
+def open_draft(folder: str | Path) -> tuple[DraftConfig, Weights]:
+    """Settings and weight files of a draft; no tensor is read.
+
+    Raises:
+        Eagle3RefError: another kind of draft, a variant that is not implemented, or unreadable files.
+    """
+    # By its config.json first: another kind of draft may hold its weights in files that cannot be opened here.
+    refuse_other_networks(JsonFields.read(Path(folder) / "config.json"), ())
+    weights = Weights(folder)
+    return DraftConfig.from_folder(folder, weights.names), weights
+
+
+def _with_options(
+    config: DraftConfig, rope_theta: float | None, hidden_double_norm: bool, final_norm: FinalNorm | None
+) -> tuple[DraftConfig, dict[str, str]]:
+    """The settings to run with, and a sentence on each that the file leaves open or the caller overrides."""
+    chosen = {}
+    if final_norm is not None and final_norm not in FINAL_NORM_MEANING:
+        raise Eagle3RefError(
+            "choosing the final norm of a draft",
+            found=repr(final_norm),
+            expected=f"one of {', '.join(FINAL_NORM_MEANING)}",
+            action="Leave it out to follow the file.",
+        )
+    if final_norm is not None or config.final_norm_key:
+        said_by = config.final_norm_key if final_norm is None else "given by the caller"
+        config = replace(config, final_norm=final_norm or config.final_norm)
+        chosen["final norm"] = f"{FINAL_NORM_MEANING[config.final_norm]} ({said_by})"
+    if rope_theta is not None:
+        rope = config.attention.rope
+        chosen["rope"] = f"base {rope_theta:g}, given by the caller; config.json says {rope.theta:g}"
+        attention = replace(config.attention, rope=replace(rope, theta=rope_theta))
+        config = replace(config, attention=attention)
+    if hidden_double_norm:
+        chosen["hidden norm"] = "after input_layernorm, given by the caller"
+        config = replace(config, hidden_double_norm=True)
+    return config, chosen
+
+
+def _final_norm_warnings(config: DraftConfig, override: FinalNorm | None) -> list[str]:
+    is_ours = config.capture_ids_key == EXPORTED_POINTS_KEY
+    is_settled = is_ours or override is not None or config.family in _SURE_OF_NORM_OUTPUT
+    if is_settled or not config.final_norm_key.startswith("norm_output"):
+        return []
+    if config.norm_output:
+        return [
+            "norm_output is read as EAGLE-3.1 does: the recurrent state is taken after the final norm. SpecForge "
+            "writes the same key, trains on the state before it, and SGLang runs such a draft as 3.1. Nothing in the "
+            'file tells the two apart; measure final_norm = "head" too.'
+        ]
+    return [
+        "norm_output = false is read as plain EAGLE-3. SpecForge means by it that the head reads the stream without "
+        'the final norm; if SpecForge wrote this draft, use final_norm = "none".'
+    ]
 
 
 def _shared(config: DraftConfig, target: Target | str | Path, where: str) -> SharedWeights:
@@ -116,63 +155,6 @@ def _shared(config: DraftConfig, target: Target | str | Path, where: str) -> Sha
     sizes = shared.config.hidden_size, shared.config.vocab_size
     config.check_target(*sizes, f"loading draft {where} for target {shared.config.name}")
     return shared
-
-
-def _target_ids(config: DraftConfig, d2t: Tensor | None, where: str) -> Tensor:
-    size = config.draft_vocab_size
-    if d2t is None and size == config.vocab_size:
-        return torch.arange(size, device="cpu")
-    if d2t is None or tuple(d2t.shape) != (size,) or d2t.dtype not in (torch.int32, torch.int64):
-        raise Eagle3RefError(
-            f"loading draft {where}",
-            found="no d2t" if d2t is None else f"d2t of shape {tuple(d2t.shape)} and dtype {d2t.dtype}",
-            expected=f"d2t, int64 of shape ({size},): draft_vocab_size is {size} and vocab_size {config.vocab_size}",
-            action="Without it SGLang would take draft ids for target ids. Export the draft with its vocabulary map.",
-        )
-    return target_ids(d2t, config.vocab_size, where)
-
-
-def _supply(draft: Eagle3Draft, tensors: dict[str, Tensor], shared: SharedWeights | None) -> None:
-    """Fill in embedding and head from the target where the draft has none, and say who supplied what."""
-    config = draft.config
-    own = tensors.get("embed_tokens.weight")
-    if own is None and shared is not None:
-        tensors["embed_tokens.weight"] = shared.embedding()
-        draft.origins["embedding"] = "the target's (the draft brings none)"
-    elif own is not None:
-        draft.origins["embedding"] = "the draft's own"
-        if shared is not None and config.target_hidden_size == config.hidden_size:
-            _warn_of_other_embedding(draft, own, shared)
-    if "lm_head.weight" in tensors:
-        draft.origins["lm_head"] = "the draft's own"
-        if config.shares_target_lm_head and not config.tie_word_embeddings:
-            _warn(
-                draft,
-                "the file has an lm_head but no draft_vocab_size: SGLang would use the target's head. "
-                "The draft's own is used here.",
-            )
-    elif config.tie_word_embeddings and "embed_tokens.weight" in tensors:
-        tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
-        draft.origins["lm_head"] = "tied to the embedding"
-    elif shared is not None and config.draft_vocab_size == config.vocab_size:
-        tensors["lm_head.weight"] = shared.lm_head()
-        draft.origins["lm_head"] = "the target's (the draft brings none)"
-        if not config.shares_target_lm_head:
-            _warn(
-                draft,
-                "no lm_head in the file although draft_vocab_size is set: SGLang would keep an uninitialised head "
-                "(accept len 1.00). Taken from the target here; export the draft with its head.",
-            )
-
-
-def _warn_of_other_embedding(draft: Eagle3Draft, own: Tensor, shared: SharedWeights) -> None:
-    theirs = shared.embedding()
-    if own.shape != theirs.shape or not torch.equal(own, theirs.to(own.device, own.dtype)):
-        _warn(
-            draft,
-            "the draft's embedding differs from the target's: SGLang would replace it by the target's, vLLM keeps it. "
-            "Kept here.",
-        )
 
 
 def _check_tensors(draft: Eagle3Draft, tensors: dict[str, Tensor], where: str) -> None:
@@ -191,7 +173,7 @@ def _check_tensors(draft: Eagle3Draft, tensors: dict[str, Tensor], where: str) -
             raise _wrong_shape(name, tensor, shape, where)
         if tensor.dtype not in _READABLE or not bool(torch.isfinite(tensor).all()):
             found = f"{name} with non-finite values or of dtype {tensor.dtype}"
-            _refuse_values(where, found, "finite bf16, fp16, fp32 or fp64 (quantized drafts are not read)")
+            _refuse_values(where, found, "finite bf16, fp16, fp32 or fp64, or 8-bit weights with scales")
     if not bool(tensors["fc.weight"].any()):
         _refuse_values(where, "an all-zero fc.weight", "trained weights")
 
@@ -229,7 +211,7 @@ def _refuse_values(where: str, found: str, expected: str) -> None:
     )
 
 
-def _warn(draft: Eagle3Draft, *messages: str) -> None:
+def _warn(draft: Eagle3Draft, messages: list[str]) -> None:
     for message in messages:
         draft.warnings.append(message)
         warnings.warn(message, DraftWarning, stacklevel=3)

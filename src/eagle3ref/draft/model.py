@@ -17,7 +17,7 @@ class DraftOutput(NamedTuple):
 
     Args:
         state: [B, P, Q, C], the recurrent state, input of the next step in place of the fused target states.
-        normed: [B, P, Q, C], after the final norm; ``draft.logits`` turns it into logits.
+        normed: [B, P, Q, C], what the head reads, after the final norm if there is one; ``draft.logits`` makes logits.
         rows: per layer, the groups' own rows with the new ones appended.
     """
 
@@ -30,16 +30,16 @@ class DraftLayer(nn.Module):
     """A decoder layer; the first one attends over [norm(embedding); norm(state)], embedding first.
 
     Its residual is the state *before* ``hidden_norm`` (EAGLE-3, arXiv 2503.01840, §3.1, and its code), or after it with
-    ``norm_before_residual``.
+    ``norm_before_residual``. With ``hidden_double_norm`` the attended state passes ``input_layernorm`` first.
     """
 
     def __init__(self, config: DraftConfig, index: int) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.norm_before_residual = config.norm_before_residual
+        self.norm_before_residual, self.hidden_double_norm = config.norm_before_residual, config.hidden_double_norm
         self.input_layernorm = RMSNorm(size, eps)
         self.hidden_norm = RMSNorm(size, eps) if index == 0 else None
-        self.self_attn = make_attention(2 * size if index == 0 else size, size, config.attention, eps)
+        self.self_attn = make_attention(2 * size if index == 0 else size, size, config.layer_attention(index), eps)
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = GatedMLP(size, config.intermediate_size, bias=config.mlp_bias)
 
@@ -57,7 +57,7 @@ class DraftLayer(nn.Module):
         if self.hidden_norm is None:
             residual, x = state, self.input_layernorm(state)
         else:
-            normed = self.hidden_norm(state)
+            normed = self.hidden_norm(self.input_layernorm(state) if self.hidden_double_norm else state)
             residual = normed if self.norm_before_residual else state
             x = torch.cat((self.input_layernorm(embedded), normed), -1)
         attended, rows = self.self_attn(x, positions, mask=mask, own=own, prefix=prefix)
@@ -75,7 +75,8 @@ class Eagle3Draft(nn.Module):
         target_ids: int64 [Vd], the target token of each draft token.
 
     Attributes:
-        origins: where ``capture points``, ``embedding`` and ``lm_head`` came from, one sentence each.
+        origins: who wrote the file, where ``capture points``, ``embedding`` and ``lm_head`` came from, and what was
+            chosen where the file leaves a choice; one sentence each.
         warnings: what is odd about the checkpoint. ``load_draft`` fills both.
     """
 
@@ -159,13 +160,42 @@ class Eagle3Draft(nn.Module):
                 prefix=None if prefix is None else prefix[i],
             )
             rows.append(layer_rows)
-        normed = self.norm(state)
+        normed = state if self.config.final_norm == "none" else self.norm(state)
         return DraftOutput(normed if self.config.norm_output else state, normed, rows)
 
     def logits(self, normed: Tensor) -> Tensor:
-        """[..., C] after the final norm -> [..., Vd], over the draft vocabulary."""
+        """[..., C] as ``DraftOutput.normed`` -> [..., Vd], over the draft vocabulary."""
         logits: Tensor = self.lm_head(normed)
-        return logits
+        return logits if self.config.logit_scale == 1 else logits * self.config.logit_scale
+
+    def rewired(self, config: DraftConfig, capture_points: tuple[int, ...] | None = None) -> Eagle3Draft:
+        """The same tensors as another network: what an engine runs that ignores or adds a setting.
+
+        Tensors that ``config`` has no place for are left out; nothing is copied.
+
+        Args:
+            config: of the other network, made with ``dataclasses.replace``.
+            capture_points: the streams it is given; this draft's when None.
+
+        Raises:
+            Eagle3RefError: a tensor that the other network needs is missing or has another shape.
+        """
+        points = self.capture_points if capture_points is None else capture_points
+        with torch.device("meta"):
+            other = Eagle3Draft(config, len(self.layers), points, self.target_ids)
+        mine, wanted = self.state_dict(), other.state_dict()
+        unfit = [name for name, value in wanted.items() if name not in mine or mine[name].shape != value.shape]
+        if unfit:
+            raise Eagle3RefError(
+                "running a draft as another network",
+                found=f"{unfit[0]} missing or of another shape, and {len(unfit) - 1} more",
+                expected="settings that this draft has the tensors for",
+                action="Only leave settings out, or change those that have no tensors.",
+            )
+        other.load_state_dict({name: mine[name] for name in wanted}, assign=True)
+        other.target_ids = self.target_ids
+        other.origins, other.warnings = dict(self.origins), list(self.warnings)
+        return other.requires_grad_(False).train(self.training)
 
     def _wrong_width(self, width: int, wanted: int) -> Eagle3RefError:
         single = self.config.target_hidden_size

@@ -11,7 +11,7 @@ from eagle3ref.config import TreeConfig
 from eagle3ref.draft.model import Eagle3Draft
 from eagle3ref.nn import Prefix, Rows
 from eagle3ref.nn.norm import at_least_float32
-from eagle3ref.sampling import topk_stable
+from eagle3ref.sampling import sample, target_probs, topk_stable
 from eagle3ref.tree import Candidates, extend_beams
 
 _LOGITS_AT_ONCE = 2**26
@@ -99,6 +99,54 @@ def propose(
         scored.append(level)
     scores, tokens, parents = (torch.cat(parts, -1).flatten(0, 1) for parts in zip(*scored, strict=True))
     return Candidates(scores, tokens, parents)
+
+
+def propose_sampled(
+    draft: Eagle3Draft,
+    state: Tensor,
+    normed: Tensor,
+    roots: Tensor,
+    prefix: list[Prefix] | None,
+    *,
+    temperature: float,
+    uniforms: Tensor,
+) -> tuple[Candidates, Tensor]:
+    """Draw a chain of drafts for each of B x P roots, for rejection and block verification.
+
+    Each token is drawn from the softmax of the draft's logits over the temperature, without top-k or top-p, and at
+    temperature 0 it is the first choice (SGLang 0.5.23, ``sample_draft_proposal``; vLLM 0.32.0 likewise). The engines
+    draw by an exponential race on the GPU; here it is the inverse CDF in the order of draft ids.
+
+    Args:
+        draft: the draft.
+        state: [B, P, C], recurrent state of the last draft row before each root.
+        normed: [B, P, C], the same row after the final norm.
+        roots: int64 [B, P], token index of each root.
+        prefix: as in ``propose``.
+        temperature: the request's.
+        uniforms: [B, P, S], one for each draft token.
+
+    Returns:
+        candidates: S for each of B * P roots, one below the other; scores are products of probabilities.
+        draft_probs: [B * P, S, V], what each was drawn from, over *target* ids and 0 outside the draft vocabulary.
+    """
+    drawn: list[tuple[Tensor, Tensor, Tensor]] = []  # probabilities [B, P, Vd], draft ids and their probabilities
+    own: list[Rows] | None = None
+    for step in range(uniforms.shape[-1]):
+        if drawn:
+            rows = torch.ones(1, step, dtype=torch.bool, device=roots.device)
+            tokens, positions = draft.target_ids[drawn[-1][1]], roots + step - 1
+            row = (state[:, :, None], tokens[..., None], positions[..., None])
+            output = draft(*row, mask=rows, own=own, prefix=prefix)
+            own, state, normed = output.rows, output.state[:, :, 0], output.normed[:, :, 0]
+        probs = target_probs(draft.logits(normed), temperature=temperature)
+        chosen = sample(probs, uniforms[..., step])
+        drawn.append((probs, chosen, probs.gather(-1, chosen[..., None])[..., 0]))
+    all_probs, all_chosen, all_scores = (torch.stack(parts, 2).flatten(0, 1) for parts in zip(*drawn, strict=True))
+    parents = torch.arange(-1, len(drawn) - 1, device=roots.device).expand_as(all_chosen)
+    draft_probs = all_probs.new_zeros(*all_chosen.shape, draft.config.vocab_size)
+    draft_probs[..., draft.target_ids] = all_probs
+    return Candidates(all_scores.float().cumprod(-1), draft.target_ids[all_chosen], parents), draft_probs
 
 
 def _branch_mask(lineage: Tensor, tree: TreeConfig) -> Tensor:

@@ -5,7 +5,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eagle3ref.config import DraftConfig
 from eagle3ref.errors import Eagle3RefError
+
+
+def read_target_ids(config: DraftConfig, d2t: Tensor | None, where: str) -> Tensor:
+    """The target token of each draft token, int64 [Vd], from a checkpoint's ``d2t`` or, without one, the identity.
+
+    Raises:
+        Eagle3RefError: no ``d2t`` for a reduced vocabulary, or one that does not fit.
+    """
+    size = config.draft_vocab_size
+    if d2t is None and size == config.vocab_size:
+        return torch.arange(size, device="cpu")
+    if d2t is None or tuple(d2t.shape) != (size,) or d2t.dtype not in (torch.int32, torch.int64):
+        raise Eagle3RefError(
+            f"loading draft {where}",
+            found="no d2t" if d2t is None else f"d2t of shape {tuple(d2t.shape)} and dtype {d2t.dtype}",
+            expected=f"d2t, int64 of shape ({size},): draft_vocab_size is {size} and vocab_size {config.vocab_size}",
+            action="Without it SGLang would take draft ids for target ids. Export the draft with its vocabulary map.",
+        )
+    return target_ids(d2t, config.vocab_size, where)
 
 
 def target_ids(d2t: Tensor, vocab_size: int, where: str) -> Tensor:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,9 @@ from torch import Tensor
 from eagle3ref.config import DraftConfig
 from eagle3ref.draft import DraftWarning, Eagle3Draft, load_draft
 from eagle3ref.draft.capture_points import resolve_capture_points
-from eagle3ref.draft.vocab import target_ids
+from eagle3ref.draft.checkpoint import open_draft
+from eagle3ref.draft.tensor_names import plain_names
+from eagle3ref.draft.vocab import read_target_ids
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.inspection.tensors import TensorGroup, tensor_groups
 from eagle3ref.weights import Weights
@@ -55,28 +56,33 @@ def inspect_draft(folder: str | Path, target: str | Path | None = None) -> Draft
     Raises:
         Eagle3RefError: no readable config.json of an EAGLE-3 draft, or no readable weights.
     """
-    config, weights = DraftConfig.from_folder(folder), Weights(folder)
-    tensors = tensor_groups(weights)
-    needs = () if target is not None else _needs_of_target(config, weights)
+    config, weights = open_draft(folder)
     ids: Tensor | None = None
     origins: dict[str, str] = {}
     oddities: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     problem = None
     try:
+        names = plain_names(weights.names, str(folder))
+        needs = () if target is not None else _needs_of_target(config, names)
         if needs:
             origins, oddities = _origins_alone(config, weights, needs), _odd_values(weights)
-            ids = _mapped_ids(config, weights)
+            ids = read_target_ids(config, weights.read(names["d2t"]) if "d2t" in names else None, str(folder))
         else:
             draft = _loaded(folder, target)
             ids, origins, oddities = draft.target_ids, draft.origins, tuple(draft.warnings)
     except Eagle3RefError as error:
         problem = error
-    return DraftInspection(str(folder), config, tensors, ids, origins, oddities, needs, problem)
+    return DraftInspection(str(folder), config, tensor_groups(weights), ids, origins, oddities, needs, problem)
 
 
 def is_draft(weights: Weights) -> bool:
     """Whether a checkpoint has EAGLE-3's fusing projection; some architecture names are used for both."""
-    return _stored_name(weights, "fc.weight") is not None
+    return any(_is_fc(name) for name in weights.names)
+
+
+def _is_fc(stored: str) -> bool:
+    return "fc.weight" in plain_names([stored], "")
 
 
 def _loaded(folder: str | Path, target: str | Path | None) -> Eagle3Draft:
@@ -85,12 +91,11 @@ def _loaded(folder: str | Path, target: str | Path | None) -> Eagle3Draft:
         return load_draft(folder, target=target)
 
 
-def _needs_of_target(config: DraftConfig, weights: Weights) -> tuple[str, ...]:
-    has_embedding = _stored_name(weights, "embed_tokens.weight") is not None
-    has_head = _stored_name(weights, "lm_head.weight") is not None
+def _needs_of_target(config: DraftConfig, names: Collection[str]) -> tuple[str, ...]:
+    has_head = "lm_head.weight" in names or config.tie_word_embeddings
     needs = {
-        "the embedding: the draft brings none": not has_embedding,
-        "the lm_head: the draft brings none": not (has_head or config.tie_word_embeddings),
+        "the embedding: the draft brings none": "embed_tokens.weight" not in names,
+        "the lm_head: the draft brings none": not has_head,
         "the number of layers: config.json names no capture ids, and the default depends on it": (
             config.capture_ids is None
         ),
@@ -99,7 +104,7 @@ def _needs_of_target(config: DraftConfig, weights: Weights) -> tuple[str, ...]:
 
 
 def _origins_alone(config: DraftConfig, weights: Weights, needs: tuple[str, ...]) -> dict[str, str]:
-    origins = {}
+    origins = {"family": f"{config.family}: {config.family_mark}"}
     if config.capture_ids is not None:
         points, how = resolve_capture_points(config, None, None, str(weights.folder))
         origins["capture points"] = f"{points}, {how}"
@@ -109,24 +114,15 @@ def _origins_alone(config: DraftConfig, weights: Weights, needs: tuple[str, ...]
     return origins
 
 
-def _mapped_ids(config: DraftConfig, weights: Weights) -> Tensor:
-    name = _stored_name(weights, "d2t")
-    if name is None:
-        return torch.arange(config.draft_vocab_size)
-    return target_ids(weights.read(name), config.vocab_size, str(weights.folder))
-
-
 def _odd_values(weights: Weights) -> tuple[str, ...]:
     found = []
     for name in sorted(weights.names):
         tensor = weights.read(name)
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if not tensor.is_floating_point():
+            continue
+        wide = tensor.to(torch.float32)  # 8-bit floats know neither isfinite nor any
+        if not bool(torch.isfinite(wide).all()):
             found.append(f"{name} holds NaN or infinity: a server would accept nothing, without a word.")
-        elif name == _stored_name(weights, "fc.weight") and not bool(tensor.any()):
+        elif _is_fc(name) and not bool(wide.any()):
             found.append(f"{name} is all zeros: it was never trained, or never saved.")
     return tuple(found)
-
-
-def _stored_name(weights: Weights, name: str) -> str | None:
-    pattern = re.compile(rf"(model\.)?{re.escape(name)}")
-    return next((stored for stored in weights.names if pattern.fullmatch(stored)), None)

@@ -85,11 +85,17 @@ class GQAttention(nn.Module):
         self.k_proj = nn.Linear(in_features, key_size, bias=config.bias)
         self.v_proj = nn.Linear(in_features, key_size, bias=config.bias)
         self.o_proj = nn.Linear(query_size, out_features, bias=config.output_bias)
+        if config.qk_norm_eps is not None:
+            self.q_norm = RMSNorm(config.head_dim, config.qk_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.qk_norm_eps)
 
     def forward(
         self, x: Tensor, positions: Tensor, *, mask: Tensor, own: Rows | None = None, prefix: Prefix | None = None
     ) -> tuple[Tensor, Rows]:
         """Attend with Q new rows per group.
+
+        With a window, the rows of a prefix stand at the positions 0, 1, 2, ... and earlier own rows were made in passes
+        of Q, each one position before the next.
 
         Args:
             x: [B, P, Q, in_features].
@@ -105,13 +111,29 @@ class GQAttention(nn.Module):
             rearrange(projection(x), "b p q (h d) -> b p q h d", d=self.config.head_dim)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
+        if self.config.qk_norm_eps is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
         new = Rows(self.rope(key, positions), value)
         rows = new if own is None else own.append(new)
-        parts = [_Part(*rows, mask)]
+        parts = [_Part(*rows, self._windowed(mask, positions, _own_positions(positions, rows.first.shape[2])))]
         if prefix is not None:
-            parts.insert(0, _Part(*prefix.rows, prefix.mask))
+            prefix_positions = torch.arange(prefix.rows.first.shape[1], device=x.device)
+            parts.insert(0, _Part(*prefix.rows, self._windowed(prefix.mask, positions, prefix_positions)))
         output = attend(self.rope(query, positions), parts, self.config.softmax_scale)
         return self.o_proj(rearrange(output, "b p q h d -> b p q (h d)")), rows
+
+    def _windowed(self, mask: Tensor, positions: Tensor, key_positions: Tensor) -> Tensor:
+        """``mask`` without the keys that lie ``window`` positions or more back."""
+        if self.config.window is None:
+            return mask
+        return mask & (key_positions.unsqueeze(-2) > positions.unsqueeze(-1) - self.config.window)
+
+
+def _own_positions(positions: Tensor, num_rows: int) -> Tensor:
+    """Positions [B, P, K] of the own rows, from those of the newest Q [B, P, Q]."""
+    passes = -(-num_rows // positions.shape[-1])
+    back = torch.arange(passes - 1, -1, -1, device=positions.device)
+    return (positions.unsqueeze(-2) - back.unsqueeze(-1)).flatten(-2)[..., -num_rows:]
 
 
 class MLAttention(nn.Module):

@@ -1,4 +1,4 @@
-"""Rotary position embedding: default, linear, llama3 and YaRN frequencies; half-split and interleaved pairs."""
+"""Rotary position embedding: plain, linear, dynamic, llama3 and YaRN; half-split and interleaved pairs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from einops import rearrange
 from torch import Tensor
 
 from eagle3ref.config import RopeConfig
+from eagle3ref.errors import Eagle3RefError
 from eagle3ref.nn.norm import at_least_float32
 
 
@@ -61,10 +62,20 @@ class RotaryEmbedding:
         self.frequencies = inverse_frequencies(config)
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate x [..., H, dim] by its positions [...]: pairs (0, 1), (2, 3) … when interleaved, else (i, i + dim/2).
+        """Rotate x [..., H, D] by its positions [...]: pairs (0, 1), (2, 3) … when interleaved, else (i, i + dim/2).
 
-        Computed in fp32 (fp64 when x is fp64) and rounded once to x's dtype.
+        Features from ``dim`` on pass as they are. Computed in fp32 (fp64 when x is fp64) and rounded once to x's dtype.
+
+        Raises:
+            Eagle3RefError: positions past the range of a dynamic rope.
         """
+        if self.config.type == "dynamic":
+            self._check_range(positions)
+        if x.shape[-1] == self.config.dim:
+            return self._rotate(x, positions)
+        return torch.cat((self._rotate(x[..., : self.config.dim], positions), x[..., self.config.dim :]), -1)
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         wide = at_least_float32(x.dtype)
         if self.frequencies.device != x.device:
             self.frequencies = self.frequencies.to(x.device)
@@ -74,3 +85,13 @@ class RotaryEmbedding:
         first, second = rearrange(x.to(wide), f"... {layout} -> half ... pair", half=2)
         rotated = torch.stack((first * cos - second * sin, second * cos + first * sin))
         return rearrange(rotated, f"half ... pair -> ... {layout}").to(x.dtype)
+
+    def _check_range(self, positions: Tensor) -> None:
+        highest, length = int(positions.max()), self.config.original_max_position_embeddings
+        if highest >= length:
+            raise Eagle3RefError(
+                "rotating queries and keys",
+                found=f"position {highest} with a dynamic rope",
+                expected=f"positions below {length}, where a dynamic rope is a plain one",
+                action="Use shorter texts. Beyond, every engine extends the range in its own way.",
+            )
