@@ -67,7 +67,7 @@ def test_target_as_its_own_draft_accepts_everything(pair, monkeypatch):
         chain = torch.arange(-1, tree.num_steps - 1).expand_as(ahead)
         return e3.tree.Candidates(torch.ones(ahead.shape), everything[ahead.clamp_max(len(everything) - 1)], chain)
 
-    monkeypatch.setattr(sys.modules["eagle3ref.decode"], "propose", oracle)
+    monkeypatch.setattr(sys.modules["eagle3ref.decode.session"], "propose", oracle)
     decoded = e3.decode(target, draft, prompts[2], TREES[0], max_new_tokens=21)
     assert decoded.num_accepted == [3, 3, 3, 3, 3]  # 1 token of the prompt's forward, then 5 rounds of 4
     assert decoded.tokens.tolist() == answer[:21].tolist()

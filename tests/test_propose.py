@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from eagle3ref.config import TreeConfig
-from eagle3ref.draft import Eagle3Draft, FirstLevel, best_next, load_draft, propose
+from eagle3ref.draft import Eagle3Draft, FirstLevel, best_next, load_draft, propose, propose_sampled
 from eagle3ref.errors import Eagle3RefError
-from eagle3ref.nn import KVCache
+from eagle3ref.nn import KVCache, Prefix
 from eagle3ref.tree import Candidates
 
 # The drafts here are odd on purpose.
@@ -74,6 +74,12 @@ def search(draft: Eagle3Draft, aux: Tensor, tokens: Tensor, root: int, tree: Tre
 
 def proposals(draft: Eagle3Draft, aux: Tensor, tokens: Tensor, roots: Tensor, tree: TreeConfig) -> Candidates:
     """The same for roots [B, P] of sequences aux [B, T, 3C], tokens [B, T] with the package's one-pass prefix."""
+    state, normed, prefix = before_roots(draft, aux, tokens, roots)
+    return propose(draft, FirstLevel(state, *best_next(draft, normed, tree.topk)), roots, prefix, tree)
+
+
+def before_roots(draft: Eagle3Draft, aux: Tensor, tokens: Tensor, roots: Tensor) -> tuple[Tensor, Tensor, list[Prefix]]:
+    """State and normed state [B, P, C] of the last row before each root, and the rows that each root may see."""
     batch, rows = aux.shape[0], torch.arange(aux.shape[1] - 1)
     cache = KVCache(len(draft.layers), batch)
     output = draft(
@@ -84,7 +90,7 @@ def proposals(draft: Eagle3Draft, aux: Tensor, tokens: Tensor, roots: Tensor, tr
     sequence = torch.arange(batch)[:, None]
     state, normed = (part[:, 0][sequence, roots - 1] for part in (output.state, output.normed))
     prefix = [entry._replace(mask=(rows < roots[..., None]).unsqueeze(2)) for entry in cache.prefixes()]  # [B, P, 1, K]
-    return propose(draft, FirstLevel(state, *best_next(draft, normed, tree.topk)), roots, prefix, tree)
+    return state, normed, prefix
 
 
 def assert_same(got: Candidates, expected: Candidates) -> None:
@@ -180,3 +186,62 @@ def test_bf16_probabilities_are_fp32(tmp_path):
     probs, _ = best_next(draft, torch.randn(5, tiny.WIDTH).bfloat16(), 4)
     assert probs.dtype == torch.float32
     assert not torch.equal(probs, probs.bfloat16().float())
+
+
+def drawn(draft: Eagle3Draft, rows: list[Row], temperature: float, uniforms: list[float]) -> list[tuple[int, Tensor]]:
+    """A chain drawn from scratch: each token, and the target-sized distribution that it was drawn from."""
+    chain, vocabulary, state = [], draft.target_ids.tolist(), None
+    for uniform in uniforms:
+        if chain:
+            rows = [*rows, Row(state, chain[-1][0], rows[-1].position + 1)]
+        state, best = last_output(draft, rows, len(vocabulary))
+        spread = torch.zeros(tiny.VOCAB, dtype=torch.float64)
+        for p, token in best:
+            spread[token] = p ** (1 / temperature)
+        spread /= spread.sum()
+        chain.append((vocabulary[oracles.inverse_cdf(spread[vocabulary].tolist(), uniform)], spread))
+    return chain
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("gqa", 1), ("mla", 2)])
+def test_drawn_chains_equal_a_chain_from_scratch(kind, layers, tmp_path):
+    """Bug: a row that is blind to an earlier draw, draft ids for target ids, or a temperature left out."""
+    draft = small_draft(tmp_path, kind, layers)
+    aux = torch.randn(2, TOKENS, 3 * tiny.WIDTH, dtype=torch.float64)
+    tokens, roots = torch.randint(tiny.VOCAB, (2, TOKENS)), torch.tensor([[3, 11], [7, 1]])
+    state, normed, prefix = before_roots(draft, aux, tokens, roots)
+    uniforms = torch.rand(2, 2, 4, dtype=torch.float64)
+    candidates, draft_probs = propose_sampled(draft, state, normed, roots, prefix, temperature=0.7, uniforms=uniforms)
+    assert candidates.parents.tolist() == [[-1, 0, 1, 2]] * 4
+    for row, (b, i) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        rows = [Row(draft.fuse(aux[b, p]), int(tokens[b, p + 1]), p) for p in range(int(roots[b, i]))]
+        chain = drawn(draft, rows, 0.7, uniforms[b, i].tolist())
+        assert candidates.tokens[row].tolist() == [token for token, _ in chain]
+        torch.testing.assert_close(draft_probs[row], torch.stack([probs for _, probs in chain]))
+        score = 1.0
+        for step, (token, probs) in enumerate(chain):
+            score *= float(probs[token])
+            assert candidates.scores[row, step].item() == pytest.approx(score, rel=1e-5)
+
+
+def test_drawn_chains_at_temperature_zero_are_the_first_choices(tmp_path):
+    """Bug: a division by zero, or a probability other than 1 for a draft that is certain."""
+    draft = small_draft(tmp_path, "gqa")
+    aux, tokens = torch.randn(1, 6, 3 * tiny.WIDTH, dtype=torch.float64), torch.randint(tiny.VOCAB, (1, 6))
+    tree, root = TreeConfig(3, 1, 4), torch.tensor([[5]])
+    state, normed, prefix = before_roots(draft, aux, tokens, root)
+    top = propose(draft, FirstLevel(state, *best_next(draft, normed, 1)), root, prefix, tree)
+    got, probs = propose_sampled(draft, state, normed, root, prefix, temperature=0.0, uniforms=torch.rand(1, 1, 3))
+    assert torch.equal(got.tokens, top.tokens)
+    assert torch.equal(probs[0], torch.nn.functional.one_hot(top.tokens[0], tiny.VOCAB).double())
+
+
+def test_drawn_chains_of_a_bf16_draft_are_drawn_in_fp32(tmp_path):
+    """Bug: a CDF in bf16, whose tail is never drawn; the probabilities then are not those drawn from."""
+    draft = load_draft(tiny.draft_folder(tmp_path), dtype=torch.bfloat16)
+    row = torch.randn(1, 1, tiny.WIDTH).bfloat16()
+    _, probs = propose_sampled(
+        draft, row, row, torch.tensor([[1]]), None, temperature=1.0, uniforms=torch.tensor([[[0.5]]])
+    )
+    assert probs.dtype == torch.float32
+    assert probs.sum().item() == pytest.approx(1, abs=1e-6)
