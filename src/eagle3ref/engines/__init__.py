@@ -1,0 +1,26 @@
+"""What a given engine version does: streams it captures, files it reads, rules it applies, figures it prints."""
+
+from eagle3ref.engines.capture import (
+    FEWEST_LAYERS,
+    CapturedPoints,
+    capture_points,
+    captured_points,
+    default_capture_points,
+)
+from eagle3ref.engines.catalog import PROFILES, engine_profile
+from eagle3ref.engines.profile import EngineProfile, Source
+from eagle3ref.engines.sglang import SGLANG_0_5_23, SGLANG_LOG_ERAS
+
+__all__ = [
+    "FEWEST_LAYERS",
+    "PROFILES",
+    "SGLANG_0_5_23",
+    "SGLANG_LOG_ERAS",
+    "CapturedPoints",
+    "EngineProfile",
+    "Source",
+    "capture_points",
+    "captured_points",
+    "default_capture_points",
+    "engine_profile",
+]
