@@ -7,8 +7,8 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from eagle3ref.acceptance import KIND_MEANING, AcceptanceCounts
-from eagle3ref.config import TreeConfig
+from eagle3ref.acceptance import KIND_MEANING, AcceptanceCounts, ExpectedAcceptance
+from eagle3ref.config import AcceptanceRule, TreeConfig
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.statistics import bootstrap_interval, ratio_interval
 
@@ -243,3 +243,69 @@ def test_integers_changed_under_their_ratios_are_refused():
     edited["histogram"][0] = [0, 1, 0, 5]
     with pytest.raises(Eagle3RefError, match="ratios"):
         AcceptanceCounts.from_dict(edited)
+
+
+def expected_of(**changes):
+    """Two prompts at 3/1/4: 5 + 2 rounds, of which a few got deeper."""
+    fields = {
+        "tree": CHAIN,
+        "prompt_ids": ("a", "b"),
+        "rounds": np.array([5, 2]),
+        "reached_at": np.array([[5, 3, 1], [2, 0, 0]]),
+        "observed_at": np.array([[4, 1, 0], [0, 0, 0]]),
+        "accepted_at": np.array([[3.5, 1.25, 0.5], [0.75, 0.0, 0.0]]),
+    }
+    return ExpectedAcceptance(**(fields | changes))
+
+
+def test_expected_ratios_by_hand():
+    """A joint rate over the rounds that got there, a conditional one over all, or outcomes for probabilities."""
+    expected = expected_of()
+    assert expected.acceptance_length == pytest.approx(1 + 6 / 7)
+    assert expected.node_acceptance_rate == pytest.approx(6 / 21)
+    assert expected.acceptance_rate_at == pytest.approx([4.25 / 7, 1.25 / 7, 0.5 / 7])
+    assert expected.conditional_acceptance_rate_at == pytest.approx([4.25 / 7, 1.25 / 3, 0.5])
+    assert expected.surplus.value == pytest.approx((5 - 6) / 7)
+    assert expected.interval("acceptance_length") == ratio_interval([10.25, 2.75], [5, 2])
+
+
+def test_expected_sums_add_and_are_written_with_the_counts():
+    """Expectations dropped or doubled when shards are merged, or lost in a file."""
+    both = expected_of() + expected_of(prompt_ids=("b", "c"))
+    assert both.prompt_ids == ("a", "b", "c")
+    assert both.rounds.tolist() == [5, 7, 2]
+    assert both.accepted_at.tolist() == [[3.5, 1.25, 0.5], [4.25, 1.25, 0.5], [0.75, 0.0, 0.0]]
+    rule = AcceptanceRule("block", "sampled")
+    plain = counts_of({"a": [3, 0], "b": []}, kind="unbiased")
+    counts = AcceptanceCounts(**(fields_of(plain) | {"rule": rule, "expected": expected_of()}))
+    again = AcceptanceCounts.from_dict(json.loads(json.dumps(counts.to_dict(), allow_nan=False)))
+    assert again == counts
+    assert again.rule == rule
+    assert again != plain
+    assert (counts + counts).expected.accepted_at.tolist() == (2 * expected_of().accepted_at).tolist()
+    for other in (plain, AcceptanceCounts(**(fields_of(counts) | {"rule": AcceptanceRule("rejection", "sampled")}))):
+        with pytest.raises(Eagle3RefError, match="one rule"):
+            counts + other
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("reached_at", np.array([[6, 3, 1], [2, 0, 0]]), "at the one before"),
+        ("reached_at", np.array([[5, 3, 2], [2, 0, 0]]), "at the one before"),
+        ("observed_at", np.array([[4, 1, 0], [3, 0, 0]]), "at the one before"),
+        ("accepted_at", np.array([[5.5, 1.25, 0.5], [0.75, 0.0, 0.0]]), "above 1"),
+        ("accepted_at", np.array([[3.5, 1.25, np.nan], [0.75, 0.0, 0.0]]), "accepted_at"),
+        ("rounds", np.array([5.0, 2.0]), "integers"),
+    ],
+)
+def test_contradicting_expectations_are_refused(field, value, told):
+    """Probabilities that no rounds can have, turned into a plausible length."""
+    with pytest.raises(Eagle3RefError, match=told):
+        expected_of(**{field: value})
+
+
+def test_expectations_of_other_prompts_are_refused():
+    """An expectation of another run beside the counts of this one."""
+    with pytest.raises(Eagle3RefError, match="other prompts"):
+        AcceptanceCounts(**(fields_of(counts_of(ROUNDS)) | {"expected": expected_of()}))

@@ -132,7 +132,7 @@ def test_prefix_in_blocks_equals_prefix_at_once(recorded, monkeypatch):
     draft, _, trace = recorded
     whole = e3.replay(trace, draft, TREES[2])
     for size in (1, 7, 16):
-        monkeypatch.setattr(sys.modules["eagle3ref.replay"], "_BLOCK_ROWS", size)
+        monkeypatch.setattr(sys.modules["eagle3ref.replay.batch"], "_BLOCK_ROWS", size)
         assert e3.replay(trace, draft, TREES[2]) == whole
 
 

@@ -3,12 +3,15 @@
 import io
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
 from eagle3ref import AcceptanceCounts, TreeConfig
+from eagle3ref.acceptance import ExpectedAcceptance
+from eagle3ref.config import AcceptanceRule
 from eagle3ref.report.style import Bar, percent, rate, size
 from eagle3ref.report.terminal import comparison, legend, replay_report
 
@@ -94,6 +97,26 @@ def test_comparison_has_a_line_for_each_run() -> None:
     lines = text_of(comparison([("greedy", "GQA", SEEN), ("T=0.8", "MLA", other)])).splitlines()
     assert lines[1].split()[:4] == ["greedy", "GQA", "3/1/4", "2.40"]
     assert lines[2].split()[:4] == ["T=0.8", "MLA", "3/1/4", "4.00"]
+
+
+def test_expected_length_and_rule_are_shown_when_there_are_some() -> None:
+    """Would catch an expectation that is computed and not told, or a surplus that lost its sign."""
+    plain = text_of(replay_report(SEEN, "title"))
+    assert "rule               greedy" in plain
+    assert "expected" not in plain
+    rule = AcceptanceRule("rejection", "sampled")
+    expected = ExpectedAcceptance(
+        TREE,
+        SEEN.prompt_ids,
+        rounds=SEEN.rounds,
+        reached_at=SEEN.terms().reached_at,
+        observed_at=SEEN.accepted_at,
+        accepted_at=np.array([[5.0, 3.0, 2.0], [9.0, 8.0, 8.0], [6.0, 1.0, 0.0]]),  # 42 drafts, as were observed
+    )
+    text = text_of(replay_report(replace(SEEN, rule=rule, expected=expected), "title"))
+    assert "rule               rejection, drafts sampled" in text
+    assert "expected         2.40" in text
+    assert "surplus          +0.000" in text
 
 
 def test_legend_explains_the_kinds_that_occur() -> None:

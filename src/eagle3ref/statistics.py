@@ -46,21 +46,21 @@ class RatioOfSums:
         name: the ratio, e.g. ``"acceptance_length"``.
         numerator: what is summed on top, in words or field names.
         denominator: what is summed below.
-        numerators: int64 [P].
+        numerators: [P], integers where something was counted, floats where it was expected.
         denominators: int64 [P].
     """
 
     name: str
     numerator: str
     denominator: str
-    numerators: NDArray[np.int64]
+    numerators: NDArray[np.int64] | NDArray[np.float64]
     denominators: NDArray[np.int64]
 
     @property
     def value(self) -> float:
         """The ratio; nan when the denominators are all 0."""
         below = int(self.denominators.sum())
-        return int(self.numerators.sum()) / below if below else math.nan
+        return float(self.numerators.sum() / below) if below else math.nan
 
     @property
     def per_prompt(self) -> NDArray[np.float64]:
@@ -87,7 +87,7 @@ class RatioOfSums:
             "name": self.name,
             "value": None if math.isnan(self.value) else self.value,
             "numerator": self.numerator,
-            "numerator_sum": int(self.numerators.sum()),
+            "numerator_sum": self.numerators.sum().item(),
             "denominator": self.denominator,
             "denominator_sum": int(self.denominators.sum()),
         }

@@ -41,6 +41,7 @@ def replay_document(
         "document_version": DOCUMENT_VERSION,
         "counts": counts.to_dict(),
         "intervals": [_interval(ratio) for ratio in counts.ratios()],
+        "expected_intervals": _expected_intervals(counts),
         "sglang_log": [_log(profile, counts) for profile in SGLANG_LOG_ERAS],
         "provenance": {
             "eagle3ref": __version__,
@@ -60,6 +61,12 @@ def replay_document(
     }
 
 
+def _expected_intervals(counts: AcceptanceCounts) -> list[dict[str, Any]] | None:
+    if counts.expected is None:
+        return None
+    return [_interval(ratio) for ratio in (*counts.expected.ratios(), counts.expected.surplus)]
+
+
 def _interval(ratio: RatioOfSums) -> dict[str, Any]:
     if math.isnan(ratio.value):
         return {"name": ratio.name, "estimate": None, "low": None, "high": None, "clusters": 0}
@@ -73,10 +80,10 @@ def _log(profile: EngineProfile, counts: AcceptanceCounts) -> dict[str, Any]:
         "engine": profile.engine,
         "version": profile.version,
         "since": profile.since,
-        "source": profile.source,
+        "source": profile.sources["accept_rate"].where,
         "accept_rate_meaning": profile.accept_rate_meaning,
-        "accept_len": profile.accept_length(counts),
-        "accept_rate": profile.accept_rate(counts),
+        "accept_len": profile.figures(counts).get("accept_length"),
+        "accept_rate": profile.figures(counts).get("accept_rate"),
         "log_line": profile.log_line(counts),
     }
 

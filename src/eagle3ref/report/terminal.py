@@ -13,10 +13,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from eagle3ref.acceptance import KIND_MEANING, AcceptanceCounts, RatioName
+from eagle3ref.acceptance import KIND_MEANING, AcceptanceCounts, AcceptanceRatios, RatioName
+from eagle3ref.config import RULE_MEANING, AcceptanceRule
 from eagle3ref.engines import SGLANG_0_5_23, SGLANG_LOG_ERAS
 from eagle3ref.inspection import TraceSummary
 from eagle3ref.report.style import Bar, facts, percent, rate
+from eagle3ref.statistics import Interval
 
 _BAR_WIDTH = 10
 _LEGEND = (
@@ -27,6 +29,15 @@ _LEGEND = (
     ("c", "drafts that one round accepted; its bonus token is not in c"),
     ("censored", "rounds whose num_steps tokens run past the end of the record; they are in no ratio"),
     ("95 % interval", "prompts are what is independent, not rounds: Student t on the linearized ratio"),
+)
+
+_EXPECTED_LEGEND = (
+    ("expected", "the length with each outcome replaced by the probability that it had: same mean, less noise"),
+    (
+        "surplus",
+        "accepted drafts a round, observed - expected; an interval without 0 says that the text was not drawn "
+        "from these probabilities",
+    ),
 )
 
 
@@ -85,9 +96,12 @@ def demo_report(
 
 
 def legend(counts: Sequence[AcceptanceCounts]) -> RenderableType:
-    """What each number counts, one line each; of the kinds, those that occur."""
+    """What each number counts, one line each; of the kinds and rules, those that occur."""
     kinds = dict.fromkeys(item.kind for item in counts)
-    return facts([*_LEGEND, *((kind, KIND_MEANING[kind]) for kind in kinds)])
+    rules = dict.fromkeys(item.rule.name for item in counts)
+    expected = _EXPECTED_LEGEND if any(item.expected is not None for item in counts) else ()
+    meanings = [*((kind, KIND_MEANING[kind]) for kind in kinds), *((rule, RULE_MEANING[rule]) for rule in rules)]
+    return facts([*_LEGEND, *expected, *meanings])
 
 
 def answers_report(traces: Mapping[str, TraceSummary]) -> RenderableType:
@@ -115,14 +129,32 @@ def _figures(counts: AcceptanceCounts) -> Table:
     spread = f"{lengths.min():.2f} / {np.median(lengths):.2f} / {lengths.max():.2f}"
     return facts(
         [
+            ("rule", _rule(counts.rule)),
             ("acceptance length", f"{counts.acceptance_length:.2f}  95 % {_interval(counts, 'acceptance_length')}"),
             ("  over prompts", f"{spread}  min / median / max of {len(lengths)}"),
+            *_expected(counts),
             ("node rate", f"{counts.node_acceptance_rate:.3f}  95 % {_interval(counts, 'node_acceptance_rate', 3)}"),
             ("rounds", f"{counts.total_rounds:,} complete, {counts.censored_rounds.sum():,} censored"),
             ("off-argmax tokens", f"{counts.off_argmax_tokens.sum():,} of {counts.recorded_tokens.sum():,}"),
             ("kind", counts.kind),
         ]
     )
+
+
+def _expected(counts: AcceptanceCounts) -> list[tuple[str, str]]:
+    """The expected length, and whether the recorded text agrees with the probabilities behind it."""
+    expected = counts.expected
+    if expected is None or not expected.total_rounds:
+        return []
+    surplus = expected.surplus.interval()
+    return [
+        ("  expected", f"{expected.acceptance_length:.2f}  95 % {_interval(expected, 'acceptance_length')}"),
+        ("  surplus", f"{surplus.estimate:+.3f}  95 % {_ends(surplus, 3)}"),
+    ]
+
+
+def _rule(rule: AcceptanceRule) -> str:
+    return f"{rule.name}, drafts sampled" if rule.drafts == "sampled" else rule.name
 
 
 def _depths(counts: AcceptanceCounts) -> Table:
@@ -153,16 +185,19 @@ def _log_lines(counts: AcceptanceCounts) -> Table:
     """The line of today; of the eras before, under the same name, only the rate was another."""
     rows = [
         (f"SGLang {SGLANG_0_5_23.version} logs", SGLANG_0_5_23.log_line(counts)),
-        ("  accept rate is", SGLANG_0_5_23.accept_rate_meaning),
+        ("  accept rate is", SGLANG_0_5_23.accept_rate_meaning or "not logged"),
     ]
     for era, following in reversed(list(pairwise(SGLANG_LOG_ERAS))):
-        rate_then = f"accept rate: {era.accept_rate(counts):.2f} = {era.accept_rate_meaning}"
+        rate_then = f"accept rate: {era.figures(counts)['accept_rate']:.2f} = {era.accept_rate_meaning}"
         rows.append((f"  {era.since[:7]} to {following.since[:7]}", rate_then))
     return facts(rows)
 
 
-def _interval(counts: AcceptanceCounts, name: RatioName, digits: int = 2) -> str:
-    interval = counts.interval(name)
+def _interval(ratios: AcceptanceRatios, name: RatioName, digits: int = 2) -> str:
+    return _ends(ratios.interval(name), digits)
+
+
+def _ends(interval: Interval, digits: int) -> str:
     if math.isinf(interval.low):
         return "unknown, of one prompt"
     return f"[{interval.low:.{digits}f}, {interval.high:.{digits}f}]"

@@ -64,12 +64,13 @@ def capture(
     named = [p if isinstance(p, Prompt) else Prompt(f"prompt-{i}", p) for i, p in enumerate(prompts)]
     _check_prompts(named, target, max_new_tokens)
     sampling = sampling or Sampling()
+    limit = max_new_tokens if any(prompt.answer is None for prompt in named) else None
     header = TraceHeader(
         target=_identity(target),
         tokenizer_sha256=tokenizer_sha256,
         capture_points=tuple(capture_points),
         dtype=str(target.embedding().dtype).removeprefix("torch."),
-        sampling=RecordedSampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed, max_new_tokens),
+        sampling=RecordedSampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed, limit),
         engine=f"eagle3ref {__version__}",
         provenance=_provenance(),
     )

@@ -1,0 +1,17 @@
+"""Replay: what a draft would have had accepted on a recorded trajectory, under a rule. No target forward is needed."""
+
+from eagle3ref.replay.probabilities import gives_probabilities
+from eagle3ref.replay.replay import replay, replay_rounds
+from eagle3ref.replay.replayability import Replayability, following_rule, replayability
+from eagle3ref.replay.rounds import SequenceRounds, count_rounds
+
+__all__ = [
+    "Replayability",
+    "SequenceRounds",
+    "count_rounds",
+    "following_rule",
+    "gives_probabilities",
+    "replay",
+    "replay_rounds",
+    "replayability",
+]
