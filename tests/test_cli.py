@@ -123,7 +123,9 @@ def test_replay_json_is_strict_and_complete(folder: Path) -> None:
         raise AssertionError(f"{literal} is no JSON")
 
     document = json.loads(result.stdout, parse_constant=refuse)
-    assert sorted(document) == ["counts", "document_version", "intervals", "provenance", "sglang_log"]
+    names = ["counts", "document_version", "expected_intervals", "intervals", "provenance", "sglang_log"]
+    assert sorted(document) == names
+    assert document["expected_intervals"] is None  # no final hidden states were recorded
     counts = AcceptanceCounts.from_dict(document["counts"])
     assert document["intervals"][0]["estimate"] == counts.acceptance_length
     assert len(document["intervals"]) == 2 + 2 * counts.tree.num_steps
@@ -370,7 +372,7 @@ def test_unexpected_exception_keeps_its_traceback(monkeypatch: pytest.MonkeyPatc
 def test_help_lists_the_commands() -> None:
     """Would catch a command that was never registered."""
     shown = run("--help").stdout
-    for command in ("capture", "replay", "inspect", "demo"):
+    for command in ("capture", "replay", "decode", "explain", "inspect", "demo"):
         assert command in shown
 
 

@@ -28,6 +28,7 @@ ORDER = (
     "trace",
     "replay",
     "decode",
+    "explain",
     "inspection",
     "report",
     "nano",

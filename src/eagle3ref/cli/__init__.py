@@ -12,8 +12,12 @@ from typer.core import TyperGroup
 
 from eagle3ref.cli.capture import capture
 from eagle3ref.cli.console import error_message, own_warnings_as_notes, stderr, stdout
+from eagle3ref.cli.decode import decode
 from eagle3ref.cli.demo import demo
+from eagle3ref.cli.explain import explain
+from eagle3ref.cli.export import export
 from eagle3ref.cli.inspect import inspect
+from eagle3ref.cli.options import SERVER_FLAGS
 from eagle3ref.cli.replay import replay
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.version import __version__
@@ -53,8 +57,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (capture, replay, inspect, demo):
+for command in (capture, inspect, export, demo):
     app.command()(command)
+for command_with_flags in (replay, decode, explain):
+    app.command(context_settings=SERVER_FLAGS)(command_with_flags)
 
 
 def main() -> None:

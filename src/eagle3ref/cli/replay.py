@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from eagle3ref.acceptance import AcceptanceCounts
 from eagle3ref.cli.console import stderr, stdout
-from eagle3ref.cli.options import CapturePoints, Device, DType, parse_capture_points, torch_dtype, usable_device
-from eagle3ref.config import TreeConfig
-from eagle3ref.draft import Eagle3Draft, load_draft
+from eagle3ref.cli.engine import Setup, set_up
+from eagle3ref.cli.options import (
+    CapturePoints,
+    Device,
+    DType,
+    FinalNorm,
+    HiddenDoubleNorm,
+    NumDraftTokens,
+    NumSteps,
+    OptionalEngine,
+    RopeTheta,
+    Rule,
+    SampledDrafts,
+    TopK,
+    TreeKVChoice,
+    asked_rule,
+    asked_tree,
+    parse_capture_points,
+    torch_dtype,
+    usable_device,
+)
+from eagle3ref.config import AcceptanceRule
+from eagle3ref.replay import following_rule, gives_probabilities, replayability
 from eagle3ref.replay import replay as replay_trace
 from eagle3ref.report.document import replay_document
 from eagle3ref.report.progress import SequenceProgress
@@ -23,70 +41,96 @@ from eagle3ref.trace import Trace
 from eagle3ref.trace.format import file_sha256
 
 
-class TreeKVChoice(str, Enum):
-    """See ``TreeConfig.tree_kv``."""
-
-    slot = "slot"
-    ancestor = "ancestor"
-
-
 def replay(
+    context: typer.Context,
     trace: Annotated[Path, typer.Argument(help="Trace folder.")],
     draft: Annotated[Path, typer.Argument(help="Checkpoint folder of the draft.")],
-    num_steps: Annotated[int, typer.Option(help="Depth of the tree.")] = 3,
-    topk: Annotated[int, typer.Option(help="Children kept per beam; 1 is a chain.")] = 1,
-    num_draft_tokens: Annotated[int, typer.Option(help="Nodes verified per round, the root included.")] = 4,
+    num_steps: NumSteps = None,
+    topk: TopK = None,
+    num_draft_tokens: NumDraftTokens = None,
     tree_kv: Annotated[
         TreeKVChoice, typer.Option(help="Rows that a tree row sees: slot as SGLang, ancestor as is right.")
     ] = TreeKVChoice.slot,
+    engine: OptionalEngine = None,
+    rule: Rule = None,
+    sampled_drafts: SampledDrafts = False,
+    seed: Annotated[int, typer.Option(help="Of the coins of sampled drafts.")] = 0,
     target: Annotated[
-        Path | None, typer.Option(help="Supplies what the draft shares.", show_default="as the trace says")
+        Path | None,
+        typer.Option(help="Supplies what the draft shares, and probabilities.", show_default="as the trace says"),
     ] = None,
     capture_points: CapturePoints = None,
+    rope_theta: RopeTheta = None,
+    hidden_double_norm: HiddenDoubleNorm = False,
+    final_norm: FinalNorm = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Bounds the memory.")] = 16384,
     device: Device = "cpu",
     dtype: Annotated[DType | None, typer.Option(help="Of the draft.", show_default="the trace's")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Only JSON on stdout.")] = False,
 ) -> None:
     """Count what a draft would have had accepted on a trace."""
-    tree = TreeConfig(num_steps, topk, num_draft_tokens, tree_kv.value)
     recorded = Trace.open(trace)
-    model = _load_draft(
+    supplier = target or _recorded_target(recorded)
+    setup = set_up(
+        context,
+        engine,
         draft,
-        target=target or _recorded_target(recorded),
+        supplier,
+        asked_tree(num_steps, topk, num_draft_tokens, tree_kv),
+        asked_rule(rule, sampled_drafts),
+        variant={
+            "rope_theta": rope_theta,
+            "hidden_double_norm": hidden_double_norm,
+            "final_norm": final_norm.value if final_norm else None,
+        },
         capture_points=parse_capture_points(capture_points),
         device=usable_device(device),
         dtype=torch_dtype(dtype) if dtype else recorded.header.torch_dtype,
     )
-    counts = _replay(recorded, model, tree, batch_tokens)
+    counts = _replay(recorded, setup, supplier, batch_tokens, seed)
+    log = None if setup.profile is None else setup.profile.log_line(counts)
     if as_json:
-        _print_json(counts, recorded, model, draft, {"device": device, "batch_tokens": batch_tokens})
-    else:
-        _print_report(counts, f"{draft} on {trace}, {tree} (num_steps/topk/num_draft_tokens)")
+        settings = {"device": device, "batch_tokens": batch_tokens, "seed": seed}
+        if setup.found is not None:
+            settings |= {"engine": setup.found.explanation.case.profile.name, "flags": context.args}
+            settings |= {"engine_log": log, "differences": list(setup.found.differences)}
+        document = replay_document(counts, recorded, setup.draft, draft, settings)
+        typer.echo(json.dumps(document, indent=1, allow_nan=False))
+        return
+    stdout.print(replay_report(counts, f"{draft} on {trace}, {counts.tree} (num_steps/topk/num_draft_tokens)"))
+    if setup.profile is not None:
+        stdout.print(f"\n  {setup.profile.engine} {setup.profile.version} logs  {log}", highlight=False)
+    stdout.print()
+    stdout.print(legend([counts]))
 
 
-def _replay(trace: Trace, draft: Eagle3Draft, tree: TreeConfig, batch_tokens: int) -> AcceptanceCounts:
-
+def _replay(trace: Trace, setup: Setup, target: Path | None, batch_tokens: int, seed: int) -> AcceptanceCounts:
+    # Every engine is greedy at temperature 0; what follows draws is its rule for them.
+    is_greedy = following_rule(trace.header).name == "greedy"
+    rule = None if is_greedy and setup.profile is not None else setup.rule
     with SequenceProgress(stderr) as progress:
         advance = progress.begin("replay", len(trace))
         return replay_trace(
-            trace, draft, tree, batch_tokens=batch_tokens, on_sequence=lambda rounds: advance(rounds.recorded_tokens)
+            trace,
+            setup.draft,
+            setup.tree,
+            rule=rule,
+            target=target if _is_of_use(target, trace, rule) else None,
+            seed=seed,
+            batch_tokens=batch_tokens,
+            on_sequence=lambda rounds: advance(rounds.recorded_tokens),
         )
 
 
-def _print_json(
-    counts: AcceptanceCounts, trace: Trace, draft: Eagle3Draft, draft_folder: Path, settings: dict[str, object]
-) -> None:
-
-    document = replay_document(counts, trace, draft, draft_folder, settings)
-    typer.echo(json.dumps(document, indent=1, allow_nan=False))
-
-
-def _print_report(counts: AcceptanceCounts, title: str) -> None:
-
-    stdout.print(replay_report(counts, title))
-    stdout.print()
-    stdout.print(legend([counts]))
+def _is_of_use(target: Path | None, trace: Trace, rule: AcceptanceRule | None) -> bool:
+    """Whether the target's output projection would give the probabilities that the rule can use."""
+    verdict = replayability(
+        rule or following_rule(trace.header),
+        trace.header,
+        has_final_hidden_state=len(trace) > 0 and trace[0].final_hidden_state is not None,
+        has_target=target is not None and gives_probabilities(target),
+    )
+    return verdict.expected
 
 
 def _recorded_target(trace: Trace) -> Path | None:
@@ -97,11 +141,3 @@ def _recorded_target(trace: Trace) -> Path | None:
     except (OSError, ValueError):  # nothing there, or no path at all
         return None
     return Path(recorded.path) if recorded.path and same else None
-
-
-def _load_draft(folder: Path, **options: Any) -> Eagle3Draft:
-    """Load, and say on stderr where everything came from; what is odd is warned of."""
-    draft = load_draft(folder, **options)
-    for part, origin in draft.origins.items():
-        stderr.print(Text(f"{part}: {origin}", style="dim"))
-    return draft

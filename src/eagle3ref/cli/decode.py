@@ -1,0 +1,127 @@
+"""``eagle3ref decode``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from eagle3ref.cli.console import stderr, stdout
+from eagle3ref.cli.engine import Setup, set_up
+from eagle3ref.cli.options import (
+    CapturePoints,
+    Device,
+    DType,
+    NumDraftTokens,
+    NumSteps,
+    OptionalEngine,
+    Rule,
+    SampledDrafts,
+    TopK,
+    asked_rule,
+    asked_tree,
+    parse_capture_points,
+    torch_dtype,
+    usable_device,
+)
+from eagle3ref.config import AcceptanceRule
+from eagle3ref.decode import Decoded
+from eagle3ref.decode import decode as decode_prompt
+from eagle3ref.report.decoded import DecodedPrompt, decoded_document, decoded_report
+from eagle3ref.report.progress import SequenceProgress
+from eagle3ref.target import Target, load_target
+from eagle3ref.target.generate import Sampling, generate
+from eagle3ref.trace import Prompt, read_prompts
+from eagle3ref.trace.prompts import load_tokenizer, tokenizer_sha256
+
+DOES_NOT_AGREE = 1
+
+
+def decode(
+    context: typer.Context,
+    target: Annotated[Path, typer.Argument(help="Checkpoint folder of the target.")],
+    draft: Annotated[Path, typer.Argument(help="Checkpoint folder of the draft.")],
+    prompts: Annotated[Path, typer.Argument(help="JSONL: tokens, text or messages on each line.")],
+    num_steps: NumSteps = None,
+    topk: TopK = None,
+    num_draft_tokens: NumDraftTokens = None,
+    engine: OptionalEngine = None,
+    rule: Rule = None,
+    sampled_drafts: SampledDrafts = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="1 keeps all.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="0 keeps all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the sampled answers.")] = 0,
+    check_lossless: Annotated[
+        bool, typer.Option("--check-lossless", help="Hold greedy answers against plain decoding.")
+    ] = False,
+    capture_points: CapturePoints = None,
+    device: Device = "cpu",
+    dtype: Annotated[DType, typer.Option(help="Of weights and activations.")] = DType.bfloat16,
+    as_json: Annotated[bool, typer.Option("--json", help="Only JSON on stdout.")] = False,
+) -> None:
+    """Decode prompts with the draft, and the target in the loop."""
+    given, _ = read_prompts(prompts, target)
+    sampling = Sampling(temperature, top_p, top_k, seed)
+    place, kind = usable_device(device), torch_dtype(dtype)
+    if check_lossless and temperature > 0:
+        raise typer.BadParameter("--check-lossless compares greedy answers: leave --temperature at 0")
+    tree, asked = asked_tree(num_steps, topk, num_draft_tokens), asked_rule(rule, sampled_drafts)
+    model = load_target(target, device=place, dtype=kind)
+    points = parse_capture_points(capture_points)
+    setup = set_up(context, engine, draft, model, tree, asked, capture_points=points, device=place, dtype=kind)
+    decoded = _decode(model, setup, given, max_new_tokens, sampling)
+    same = _same_as_plain(model, given, decoded, max_new_tokens) if check_lossless else [None] * len(given)
+    texts = _texts(target, decoded)
+    answers = [DecodedPrompt(*parts) for parts in zip((p.id for p in given), decoded, texts, same, strict=True)]
+    used = AcceptanceRule() if temperature == 0 else setup.rule or AcceptanceRule("target_only")
+    if as_json:
+        typer.echo(json.dumps(decoded_document(answers, setup.tree, used), indent=1, allow_nan=False))
+    else:
+        stdout.print(decoded_report(answers, setup.tree, used))
+    if False in same:
+        raise typer.Exit(DOES_NOT_AGREE)
+
+
+def _decode(
+    target: Target, setup: Setup, prompts: Sequence[Prompt], max_new_tokens: int, sampling: Sampling
+) -> list[Decoded]:
+    decoded = []
+    rule = setup.rule if sampling.temperature > 0 else None
+    with SequenceProgress(stderr) as progress:
+        advance = progress.begin("decode", len(prompts))
+        for i, prompt in enumerate(prompts):
+            decoded.append(
+                decode_prompt(
+                    target,
+                    setup.draft,
+                    prompt.tokens,
+                    setup.tree,
+                    max_new_tokens=max_new_tokens,
+                    rule=rule,
+                    sampling=sampling,
+                    prompt_index=i,
+                )
+            )
+            advance(len(decoded[-1].tokens))
+    return decoded
+
+
+def _same_as_plain(
+    target: Target, prompts: Sequence[Prompt], decoded: Sequence[Decoded], max_new_tokens: int
+) -> list[bool | None]:
+    plain = generate(target, [prompt.tokens for prompt in prompts], max_new_tokens=max_new_tokens)
+    return [torch.equal(answer.cpu(), other.tokens) for answer, other in zip(plain, decoded, strict=True)]
+
+
+def _texts(folder: Path, decoded: Sequence[Decoded]) -> list[str | None]:
+    """The answers in words, where the target folder has a tokenizer."""
+    if tokenizer_sha256(folder) is None:
+        return [None] * len(decoded)
+    tokenizer = load_tokenizer(folder)
+    return [str(tokenizer.decode(answer.tokens.tolist())) for answer in decoded]

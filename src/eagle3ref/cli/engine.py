@@ -1,0 +1,93 @@
+"""A draft for ``replay`` and ``decode``: as it was trained, or as an engine would run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.text import Text
+
+from eagle3ref.cli.console import stderr
+from eagle3ref.config import AcceptanceRule, TreeConfig
+from eagle3ref.draft import Eagle3Draft, load_draft
+from eagle3ref.engines import EngineProfile
+from eagle3ref.explain import EngineDraft, load_draft_as
+from eagle3ref.target import Target
+
+_DEFAULT_TREE = TreeConfig(3, 1, 4)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What runs.
+
+    Args:
+        draft: loaded.
+        tree: its settings.
+        rule: at temperature > 0; None for the default.
+        found: the draft as an engine runs it; None for the draft as it was trained.
+    """
+
+    draft: Eagle3Draft
+    tree: TreeConfig
+    rule: AcceptanceRule | None
+    found: EngineDraft | None = None
+
+    @property
+    def profile(self) -> EngineProfile | None:
+        """Of the engine."""
+        return None if self.found is None else self.found.explanation.case.profile
+
+
+def set_up(
+    context: typer.Context,
+    engine: str | None,
+    folder: Path,
+    target: Target | Path | None,
+    tree: TreeConfig | None,
+    rule: AcceptanceRule | None,
+    *,
+    variant: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Setup:
+    """Load the draft, and say on stderr where everything comes from and what the engine does differently.
+
+    Args:
+        context: whose further words are the server's flags.
+        engine: None for the draft as it was trained.
+        folder: of the draft.
+        target: or its folder.
+        tree: as asked for; None if nothing was.
+        rule: as asked for; None if nothing was.
+        variant: readings of the draft to measure with, which no engine has.
+        options: device, dtype and capture_points.
+
+    Raises:
+        Eagle3RefError: as ``load_draft`` and ``load_draft_as``.
+    """
+    if engine is None:
+        if context.args:
+            context.fail(f"No such option or argument: {' '.join(context.args)}. Server flags need --engine.")
+        draft = load_draft(folder, target=target, **(variant or {}), **options)
+        _say(draft)
+        return Setup(draft, tree or _DEFAULT_TREE, rule)
+    if target is None:
+        context.fail("--engine needs the target: give --target.")
+    if any((variant or {}).values()):
+        context.fail(f"An engine reads the draft's files as they are: leave {', '.join(variant or {})} out.")
+    found = load_draft_as(engine, folder, target, context.args, **options)
+    _say(found.draft)
+    name, wiring = found.explanation.case.profile.name, found.explanation.wiring
+    for difference in found.differences:
+        stderr.print(Text.assemble((f"{name}: ", "bold yellow"), difference))
+    if not found.differences:
+        stderr.print(Text(f"{name}: runs the draft as it was trained", style="dim"))
+    return Setup(found.draft, found.tree(tree), rule or wiring.rule, found)
+
+
+def _say(draft: Eagle3Draft) -> None:
+    for part, origin in draft.origins.items():
+        stderr.print(Text(f"{part}: {origin}", style="dim"))

@@ -1,0 +1,135 @@
+"""A draft as one engine would run it: its capture points, its embedding and head, without the keys it ignores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from eagle3ref.config import TreeConfig
+from eagle3ref.draft import Eagle3Draft, load_draft
+from eagle3ref.errors import Eagle3RefError
+from eagle3ref.explain.explanation import Explanation, explain
+from eagle3ref.explain.trap import Trap
+from eagle3ref.target import Target, shared_weights
+
+# Traps after which nothing is left to reproduce: parts of the draft would be whatever lies in memory.
+_RANDOM = (
+    "missing-lm-head",
+    "missing-tensors",
+    "other-number-of-layers",
+    "wrong-algorithm",
+    "skipped-fc",
+)
+
+# The one refusal that says nothing of the draft's numbers: with a shorter context the same draft runs.
+_SHORT_CONTEXT = "short-context"
+
+
+@dataclass(frozen=True)
+class EngineDraft:
+    """A draft as an engine runs it, and what is different about it.
+
+    Args:
+        draft: ready for ``replay`` and ``decode``.
+        explanation: of the engine, the files and the flags.
+        differences: from the draft as it was trained, one sentence each; empty if there are none.
+    """
+
+    draft: Eagle3Draft
+    explanation: Explanation
+    differences: tuple[str, ...]
+
+    def tree(self, asked: TreeConfig | None = None) -> TreeConfig:
+        """The tree that the engine runs: for the flags, or for ``asked``.
+
+        Raises:
+            Eagle3RefError: it runs none, or no such one.
+        """
+        profile, found = self.explanation.case.profile, self.explanation.wiring.tree
+        if asked is None and found.tree is not None:
+            return found.tree
+        if asked is None or (asked.topk > 1 and not profile.trees):
+            raise Eagle3RefError(
+                f"choosing a tree as {profile.name} would",
+                found=found.how if asked is None else f"a tree {asked}",
+                expected="a number of speculative tokens" if asked is None else "a chain: this engine has no trees",
+                action="Give --num-steps, or the server's own flags." if asked is None else "Use topk 1.",
+            )
+        return TreeConfig(asked.num_steps, asked.topk, asked.num_draft_tokens, profile.tree_kv or asked.tree_kv)
+
+
+def load_draft_as(
+    engine: str,
+    folder: str | Path,
+    target: Target | str | Path,
+    flags: Sequence[str] = (),
+    *,
+    capture_points: Sequence[int] | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+) -> EngineDraft:
+    """Load a draft and rewire it as an engine would, right or wrong.
+
+    Args:
+        engine: as ``engine_profile`` takes it, e.g. ``"vllm==0.32.0"``.
+        folder: of the draft.
+        target: the target or its folder.
+        flags: of the server, as typed.
+        capture_points: what the draft was trained on, when its files do not say so. The engine does not ask.
+        device: where the weights go.
+        dtype: of the weights; the checkpoint's when None.
+
+    Raises:
+        Eagle3RefError: the engine would fail, or run on random values; a draft that cannot be loaded; an unknown
+            engine.
+    """
+    shared = shared_weights(target)
+    explanation = explain(folder, shared.config, engine, flags, capture_points=capture_points)
+    for trap in explanation.traps:
+        if (trap.severity.startswith("fails") and trap.name != _SHORT_CONTEXT) or trap.name in _RANDOM:
+            raise _not_run(explanation, trap)
+    wiring = explanation.wiring
+    loaded = load_draft(folder, target=target, capture_points=wiring.captured.points, device=device, dtype=dtype)
+    draft, name = loaded.rewired(wiring.config), explanation.case.profile.name
+    draft.origins["capture points"] = f"{draft.capture_points}, as {name} reads them: {wiring.captured.note}"
+    if wiring.embedding == "target":
+        draft.embed_tokens.weight = _parameter(shared.embedding(), draft)
+        draft.origins["embedding"] = f"the target's, as {name} has it"
+    if wiring.lm_head in ("target", "embedding"):
+        tied = wiring.lm_head == "embedding"
+        draft.lm_head.weight = _parameter(shared.embedding() if tied else shared.lm_head(), draft)
+        draft.origins["lm_head"] = f"the target's{' embedding' if tied else ''}, as {name} has it"
+    return EngineDraft(draft, explanation, _differences(explanation))
+
+
+def _parameter(values: Tensor, draft: Eagle3Draft) -> nn.Parameter:
+    like = draft.fc.weight
+    return nn.Parameter(values.to(device=like.device, dtype=like.dtype), requires_grad=False)
+
+
+def _not_run(explanation: Explanation, trap: Trap) -> Eagle3RefError:
+    case = explanation.case
+    return Eagle3RefError(
+        f"loading draft {case.draft.folder} as {case.profile.name} would",
+        found=f"{trap.what} ({trap.severity})",
+        expected=f"what this engine can run; it would show: {trap.seen}",
+        action=trap.fix,
+    )
+
+
+def _differences(explanation: Explanation) -> tuple[str, ...]:
+    """The silent traps of the draft itself; those of the flags are in the tree and the rule."""
+    kinds = (
+        "other-capture-points",
+        "ids-not-read",
+        "ids-out-of-order",
+        "ignored-key",
+        "replaced-embedding",
+        "replaced-lm-head",
+        _SHORT_CONTEXT,
+    )
+    return tuple(trap.what for trap in explanation.traps if trap.name in kinds and trap.is_wrong)

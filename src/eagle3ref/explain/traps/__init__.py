@@ -1,0 +1,92 @@
+"""The traps: one function each, which yields what it finds in a wiring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import get_args
+
+from eagle3ref.explain.trap import Severity, Trap
+from eagle3ref.explain.traps.backends import inherited_backend, refused_topk, unnamed_backend
+from eagle3ref.explain.traps.capture import (
+    ids_not_read,
+    ids_out_of_order,
+    other_points,
+    points_outside,
+    unknown_training,
+)
+from eagle3ref.explain.traps.flags import (
+    adaptive_steps,
+    adjusted_chain,
+    ignored_token_map,
+    impossible_tree,
+    misspelled_flags,
+    speculation_off,
+    wrong_algorithm,
+)
+from eagle3ref.explain.traps.forward import (
+    ambiguous_norm_output,
+    ignored_keys,
+    ignored_window,
+    key_that_crashes,
+    missing_key_read_as_true,
+    short_context,
+    short_rope,
+    skipped_fc,
+)
+from eagle3ref.explain.traps.sampling import low_thresholds, rejection_sampling
+from eagle3ref.explain.traps.tensors import (
+    missing_head,
+    quantized_draft,
+    replaced_embedding,
+    replaced_head,
+    tensors_not_loaded,
+    too_many_layers,
+    unsupported_architecture,
+    wrong_vocabulary_map,
+)
+from eagle3ref.explain.wiring import Wiring
+
+__all__ = ["ALL_TRAPS", "find_traps"]
+
+ALL_TRAPS: tuple[Callable[[Wiring], Iterator[Trap]], ...] = (
+    misspelled_flags,
+    speculation_off,
+    wrong_algorithm,
+    impossible_tree,
+    adjusted_chain,
+    adaptive_steps,
+    ignored_token_map,
+    refused_topk,
+    unnamed_backend,
+    inherited_backend,
+    points_outside,
+    ids_not_read,
+    ids_out_of_order,
+    other_points,
+    unknown_training,
+    unsupported_architecture,
+    too_many_layers,
+    key_that_crashes,
+    tensors_not_loaded,
+    missing_head,
+    replaced_head,
+    replaced_embedding,
+    wrong_vocabulary_map,
+    quantized_draft,
+    ignored_keys,
+    missing_key_read_as_true,
+    ambiguous_norm_output,
+    skipped_fc,
+    short_context,
+    short_rope,
+    ignored_window,
+    rejection_sampling,
+    low_thresholds,
+)
+
+
+def find_traps(wiring: Wiring) -> tuple[Trap, ...]:
+    """Every trap that is hit, the worst first."""
+    found = [trap for look in ALL_TRAPS for trap in look(wiring)]
+    order: tuple[Severity, ...] = get_args(Severity)
+    return tuple(sorted(found, key=lambda trap: order.index(trap.severity)))

