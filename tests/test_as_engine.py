@@ -153,6 +153,13 @@ def test_what_the_engine_cannot_run_is_refused_in_its_words(
     assert raised.value.action
 
 
+@pytest.mark.parametrize("flag", ["--speculative-adaptive", "--speculative-draft-window-size=64"])
+def test_settings_that_are_not_reproduced_are_refused(flag: str) -> None:
+    """Catches a flag that changes the server's drafts and silently not the reference's."""
+    with pytest.raises(Eagle3RefError, match=f"{flag.partition('=')[0]}.*Leave the flag out"):
+        load_draft_as(SGLANG, GOLDEN / "draft", GOLDEN / "target", [flag])
+
+
 def test_trees_are_the_engines() -> None:
     """Catches SGLang's slots for an engine without trees, or a typed tree that is passed over."""
     flags = ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "3", "--speculative-eagle-topk", "1"]

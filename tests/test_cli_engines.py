@@ -9,7 +9,8 @@ import pytest
 import torch
 from test_cli import run
 
-from eagle3ref import Trace, load_target
+from eagle3ref import Sampling, Trace, TreeConfig, load_draft, load_target
+from eagle3ref import decode as decode_prompt
 from eagle3ref.target.generate import generate
 
 ROOT = Path(__file__).parent.parent
@@ -238,3 +239,18 @@ def test_decode_samples_by_the_rule_and_the_seed(prompts: Path) -> None:
     engine = json.loads(decode(prompts, *hot, *VLLM_CPU, *flags)[1])
     assert (engine["rule"], engine["drafts"], engine["tree"]) == ("rejection", "sampled", "2/1/3")
     assert decode(prompts, "--check-lossless", "--temperature", 1)[0] == 2
+
+
+def test_decode_draws_sglangs_seeded_numbers(prompts: Path) -> None:
+    """Catches a server's --enable-deterministic-inference that changes nothing, and another seed than its 42."""
+    hot = ("--temperature", 1.0, "--json")
+    flags = (*SGLANG, "--num-steps", 3, "--enable-deterministic-inference")
+    seeded = [answer["tokens"] for answer in json.loads(decode(prompts, *hot, *flags)[1])["answers"]]
+    target = load_target(GOLDEN / "target", dtype=torch.float32)
+    draft = load_draft(GOLDEN / "draft", target=target, dtype=torch.float32)
+    for line, tokens in zip(prompts.read_text().splitlines(), seeded, strict=True):
+        options = {"max_new_tokens": NEW_TOKENS, "sampling": Sampling(1.0), "sampling_seed": 42}
+        prompt = torch.tensor(json.loads(line)["tokens"])
+        assert decode_prompt(target, draft, prompt, TreeConfig(3, 1, 4), **options).tokens.tolist() == tokens
+    other = json.loads(decode(prompts, *hot, *flags, "--sampling-seed", 7)[1])["answers"]
+    assert [answer["tokens"] for answer in other] != seeded

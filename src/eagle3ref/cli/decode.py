@@ -37,6 +37,7 @@ from eagle3ref.target import Target, load_target
 from eagle3ref.target.generate import Sampling, generate
 from eagle3ref.trace import Prompt, read_prompts
 from eagle3ref.trace.prompts import load_tokenizer, tokenizer_sha256
+from eagle3ref.verify.coins import DEFAULT_SEED
 
 DOES_NOT_AGREE = 1
 
@@ -57,6 +58,9 @@ def decode(
     top_p: Annotated[float, typer.Option(help="1 keeps all.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="0 keeps all.")] = 0,
     seed: Annotated[int, typer.Option(help="Of the sampled answers.")] = 0,
+    sampling_seed: Annotated[
+        int | None, typer.Option(help="Draw as SGLang's deterministic inference does for a request of this seed.")
+    ] = None,
     check_lossless: Annotated[
         bool, typer.Option("--check-lossless", help="Hold greedy answers against plain decoding.")
     ] = False,
@@ -75,7 +79,9 @@ def decode(
     model = load_target(target, device=place, dtype=kind)
     points = parse_capture_points(capture_points)
     setup = set_up(context, engine, draft, model, tree, asked, capture_points=points, device=place, dtype=kind)
-    decoded = _decode(model, setup, given, max_new_tokens, sampling)
+    if sampling_seed is None and setup.draws_seeded:
+        sampling_seed = DEFAULT_SEED
+    decoded = _decode(model, setup, given, max_new_tokens, sampling, sampling_seed)
     same = _same_as_plain(model, given, decoded, max_new_tokens) if check_lossless else [None] * len(given)
     texts = _texts(target, decoded)
     answers = [DecodedPrompt(*parts) for parts in zip((p.id for p in given), decoded, texts, same, strict=True)]
@@ -89,7 +95,12 @@ def decode(
 
 
 def _decode(
-    target: Target, setup: Setup, prompts: Sequence[Prompt], max_new_tokens: int, sampling: Sampling
+    target: Target,
+    setup: Setup,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    sampling: Sampling,
+    sampling_seed: int | None,
 ) -> list[Decoded]:
     decoded = []
     rule = setup.rule if sampling.temperature > 0 else None
@@ -106,6 +117,7 @@ def _decode(
                     rule=rule,
                     sampling=sampling,
                     prompt_index=i,
+                    sampling_seed=sampling_seed,
                 )
             )
             advance(len(decoded[-1].tokens))

@@ -41,6 +41,11 @@ class Setup:
         """Of the engine."""
         return None if self.found is None else self.found.explanation.case.profile
 
+    @property
+    def draws_seeded(self) -> bool:
+        """Whether the server's flags ask for SGLang's deterministic inference."""
+        return self.found is not None and bool(self.found.explanation.case.flags.deterministic)
+
 
 def set_up(
     context: typer.Context,

@@ -11,7 +11,7 @@ from eagle3ref.config import AcceptanceRule
 from eagle3ref.config.tree import TreeKV
 from eagle3ref.engines.formulas import Formula
 
-DraftFamily = Literal["gqa", "mla"]
+DraftAttention = Literal["gqa", "mla"]
 IdRule = Literal["as_is", "plus_one", "plus_one_if_first_is_1", "plus_one_unless_last_is_n", "plus_one_default_too"]
 UnknownTensors = Literal["dropped", "warned", "refused"]
 
@@ -64,16 +64,16 @@ class EngineProfile:
         point_outside: what happens with a point that no layer has, by target.
         keeps_id_order: False if states are concatenated in the order of the layers, each once, whatever the list says.
 
-        architectures: ``architectures[0]`` of the drafts that it loads, by draft family.
+        architectures: ``architectures[0]`` of the drafts that it loads, by the draft's attention.
         embedding: whose embedding the draft uses, in words.
         embedding_of: whose is used if the draft has one of the target's width.
         lm_head: whose head the draft uses, in words.
         missing_lm_head: what happens when ``draft_vocab_size`` is given and there is no such tensor, in words.
         missing_lm_head_is: what then serves as the head; ``"random"`` is what lies in memory.
-        honoured_keys: config keys that change the draft's forward, by draft family.
-        ignored_keys: config keys that other engines honour and this one does not, by draft family.
-        unknown_tensors: what becomes of a tensor with another name, by draft family.
-        max_draft_layers: layers that a draft may have, by draft family; None is any number.
+        honoured_keys: config keys that change the draft's forward, by the draft's attention.
+        ignored_keys: config keys that other engines honour and this one does not, by the draft's attention.
+        unknown_tensors: what becomes of a tensor with another name, by the draft's attention.
+        max_draft_layers: layers that a draft may have, by the draft's attention; None is any number.
         fc_skipped_on_equal_width: whether ``fc`` is left out in silence when the states are as wide as the embedding.
         short_rope: what happens when the draft's ``max_position_embeddings`` is smaller than the target's context.
 
@@ -117,16 +117,16 @@ class EngineProfile:
     point_outside: Mapping[str, str]
     keeps_id_order: bool
 
-    architectures: Mapping[DraftFamily, tuple[str, ...]]
+    architectures: Mapping[DraftAttention, tuple[str, ...]]
     embedding: str | None
     embedding_of: Literal["target", "draft"] | None
     lm_head: str | None
     missing_lm_head: str | None
     missing_lm_head_is: Literal["target", "random", "refused"] | None
-    honoured_keys: Mapping[DraftFamily, tuple[str, ...]]
-    ignored_keys: Mapping[DraftFamily, tuple[str, ...]]
-    unknown_tensors: Mapping[DraftFamily, UnknownTensors]
-    max_draft_layers: Mapping[DraftFamily, int | None]
+    honoured_keys: Mapping[DraftAttention, tuple[str, ...]]
+    ignored_keys: Mapping[DraftAttention, tuple[str, ...]]
+    unknown_tensors: Mapping[DraftAttention, UnknownTensors]
+    max_draft_layers: Mapping[DraftAttention, int | None]
     fc_skipped_on_equal_width: bool | None
     short_rope: str | None
 

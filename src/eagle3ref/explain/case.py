@@ -15,7 +15,7 @@ from eagle3ref.config.draft_speculators import flatten_speculators
 from eagle3ref.config.json_fields import JsonFields
 from eagle3ref.draft.checkpoint import open_draft
 from eagle3ref.engines import PROFILES, EngineProfile
-from eagle3ref.engines.profile import DraftFamily, Source
+from eagle3ref.engines.profile import DraftAttention, Source
 from eagle3ref.explain.flags import ServerFlags
 from eagle3ref.weights import Weights
 
@@ -53,7 +53,7 @@ class DraftFiles:
         return {name: self.weights.shape(name) for name in sorted(self.weights.names)}
 
     @property
-    def family(self) -> DraftFamily:
+    def attention(self) -> DraftAttention:
         """By which of an engine's model classes the draft is served."""
         return "mla" if isinstance(self.config.attention, MLAConfig) else "gqa"
 
@@ -115,7 +115,7 @@ class Case:
     def source(self, field: str) -> Source:
         """Who says what the profile has in a field.
 
-        A field that lists values by target or by draft family was stated when this target or family got its value; the
+        A field that lists values by target or by the draft's attention was stated when this one got its value; the
         field's own source is that of the last change to any of them.
         """
         stating = self.profile
@@ -130,7 +130,7 @@ class Case:
         value = getattr(profile, field)
         if not isinstance(value, Mapping):
             return value
-        keys = (self.target.config.model_type, self.target.architecture, self.draft.family, "*")
+        keys = (self.target.config.model_type, self.target.architecture, self.draft.attention, "*")
         return next((value[key] for key in keys if key in value), None)
 
 

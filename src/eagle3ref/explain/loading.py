@@ -9,7 +9,7 @@ import torch
 
 from eagle3ref.config import DraftConfig
 from eagle3ref.draft import Eagle3Draft
-from eagle3ref.engines.profile import DraftFamily
+from eagle3ref.engines.profile import DraftAttention
 from eagle3ref.explain.case import DraftFiles
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -51,7 +51,7 @@ def loaded_tensors(engine: str, draft: DraftFiles, config: DraftConfig) -> Loade
     wanted = _parameter_names(config, min(built, max(stored, 1) + 1))
     found, unknown = set(), []
     for stored_name in draft.shapes:
-        name = engine_name(engine, draft.family, stored_name)
+        name = engine_name(engine, draft.attention, stored_name)
         if name in wanted:
             found.add(name)
         elif name is None or name.rpartition(".")[2] not in _MAPS:
@@ -60,14 +60,14 @@ def loaded_tensors(engine: str, draft: DraftFiles, config: DraftConfig) -> Loade
     return LoadedTensors(tuple(unknown), tuple(missing), built, stored)
 
 
-def engine_name(engine: str, family: DraftFamily, stored: str) -> str | None:
+def engine_name(engine: str, attention: DraftAttention, stored: str) -> str | None:
     """Our name of the parameter that an engine loads a stored tensor into; None if it has no such parameter.
 
     Sources: SGLang 0.5.23, models/llama_eagle3.py and models/kimi_k25_eagle3.py (load_weights); vLLM 0.32.0,
     models/llama_eagle3.py and models/deepseek_eagle3.py.
     """
     if engine == "SGLang":
-        return _sglang_name(family, stored)
+        return _sglang_name(attention, stored)
     if engine == "vLLM":
         # Every name but lm_head gets a "model." in front, so that one that has it already names nothing.
         plain = stored.replace("midlayer.", "layers.0.")
@@ -75,8 +75,8 @@ def engine_name(engine: str, family: DraftFamily, stored: str) -> str | None:
     return stored.removeprefix("model.").replace("midlayer.", "layers.0.")
 
 
-def _sglang_name(family: DraftFamily, stored: str) -> str | None:
-    if family == "mla":
+def _sglang_name(attention: DraftAttention, stored: str) -> str | None:
+    if attention == "mla":
         if stored.startswith("model."):
             return None
         return re.sub(r"^midlayer\.", "layers.0.", stored)

@@ -105,7 +105,7 @@ def _keys(wiring: Wiring) -> str:
     case = wiring.case
     honoured = [
         key
-        for key in case.profile.honoured_keys.get(case.draft.family, ())
+        for key in case.profile.honoured_keys.get(case.draft.attention, ())
         if case.draft.keys.get(key) not in (None, False) and isinstance(case.draft.keys[key], bool)
     ]
     said = [f"honoured: {', '.join(honoured)}"] if honoured else []
@@ -116,7 +116,7 @@ def _keys(wiring: Wiring) -> str:
 def _tensors(wiring: Wiring) -> str:
     case = wiring.case
     unknown, missing = len(wiring.tensors.unknown), len(wiring.tensors.missing)
-    handling = case.profile.unknown_tensors.get(case.draft.family, "of unknown fate")
+    handling = case.profile.unknown_tensors.get(case.draft.attention, "of unknown fate")
     said = f"{len(case.draft.shapes) - unknown} of {len(case.draft.shapes)} are read"
     said += f"; {unknown} with other names are {handling}" if unknown else ""
     return said + (f"; {missing} are missing" if missing else "")

@@ -46,7 +46,7 @@ def missing_key_read_as_true(wiring: Wiring) -> Iterator[Trap]:
 def key_that_crashes(wiring: Wiring) -> Iterator[Trap]:
     """Keys that SGLang's Llama class takes without looking whether they are there, or null."""
     case = wiring.case
-    if case.profile.engine != "SGLang" or case.draft.family != "gqa":
+    if case.profile.engine != "SGLang" or case.draft.attention != "gqa":
         return
     keys, source = case.draft.keys, read_in("SGLang", _SGLANG_LLAMA)
     if "target_hidden_size" in keys and keys["target_hidden_size"] is None:
@@ -157,7 +157,7 @@ def ignored_window(wiring: Wiring) -> Iterator[Trap]:
     window = case.flags.draft_window
     if window is None or case.profile.engine != "SGLang":
         return
-    is_mla = case.draft.family == "mla"
+    is_mla = case.draft.attention == "mla"
     yield Trap(
         "draft-window",
         "harmless" if is_mla else "silent, costs acceptance",

@@ -16,7 +16,7 @@ _SCALES = ("weight_scale", "weight_scale_inv")
 def unsupported_architecture(wiring: Wiring) -> Iterator[Trap]:
     """A draft class that the engine does not have."""
     case = wiring.case
-    known = case.profile.architectures.get(case.draft.family, ())
+    known = case.profile.architectures.get(case.draft.attention, ())
     name = case.draft.config.architecture
     if known and name not in known:
         yield Trap(
@@ -32,7 +32,7 @@ def unsupported_architecture(wiring: Wiring) -> Iterator[Trap]:
 def too_many_layers(wiring: Wiring) -> Iterator[Trap]:
     """More decoder layers than the engine's class has, or than the file."""
     case = wiring.case
-    tensors, most = wiring.tensors, case.profile.max_draft_layers.get(case.draft.family)
+    tensors, most = wiring.tensors, case.profile.max_draft_layers.get(case.draft.attention)
     if most is not None and tensors.num_layers > most:
         yield Trap(
             "too-many-layers",
@@ -57,7 +57,7 @@ def tensors_not_loaded(wiring: Wiring) -> Iterator[Trap]:
     """Names that the engine has no place for, and weights that it therefore does not get."""
     case = wiring.case
     unknown, missing = wiring.tensors.unknown, wiring.tensors.missing
-    handling = case.profile.unknown_tensors.get(case.draft.family)
+    handling = case.profile.unknown_tensors.get(case.draft.attention)
     if unknown and handling == "refused":
         yield Trap(
             "unknown-tensors",
