@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from itertools import chain
 
 import numpy as np
@@ -220,6 +221,11 @@ def test_written_ratios_state_both_sums():
         {"tree": {"num_steps": "3", "topk": 1, "num_draft_tokens": 4, "tree_kv": "slot"}},
         {"tree": None},
         {"ratios": []},
+        {"expected": []},
+        {"expected": 0},
+        {"rule": {**asdict(AcceptanceRule()), "threshold_acc": "1"}},
+        {"rule": {**asdict(AcceptanceRule()), "name": ["greedy"]}},
+        {"rule": {**asdict(AcceptanceRule("target_only")), "inclusive": "no"}},
         {"version": 2},
     ],
 )

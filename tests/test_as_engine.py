@@ -59,17 +59,11 @@ def test_the_two_engines_capture_what_they_captured() -> None:
 @pytest.mark.parametrize("prompt", [0, 3, 7])
 def test_the_miswired_rounds_of_the_real_engine_are_reproduced(prompt: int) -> None:
     """Catches a draft that is only said to be miswired: vLLM's own rounds with this very folder, one by one."""
-    recorded = json.loads((GOLDEN / "vllm_0_32_0.json").read_text())
-    (run,) = [run for run in recorded["runs"] if run["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]]
+    recorded = json.loads((GOLDEN / "vllm" / "k3-output-ids.json").read_text())
+    tokens = json.loads((GOLDEN / "prompts.json").read_text())[prompt]
     found = load_draft_as(VLLM_CPU, GOLDEN / "draft", golden_target(), dtype=torch.float32)
-    live = decode(
-        golden_target(),
-        found.draft,
-        torch.tensor(recorded["prompts"][prompt]),
-        found.tree(CHAIN),
-        max_new_tokens=recorded["max_new_tokens"],
-    )
-    assert live.num_accepted == [made["accepted"] for made in run["rounds"][prompt]]
+    live = decode(golden_target(), found.draft, torch.tensor(tokens), found.tree(CHAIN), max_new_tokens=48)
+    assert live.num_accepted == [accepted for accepted, _ in recorded["rounds"][prompt]]
 
 
 @pytest.mark.parametrize(

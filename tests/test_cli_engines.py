@@ -160,6 +160,10 @@ def test_what_an_engine_would_not_run_is_not_replayed(trace: Path) -> None:
         (("--speculative-num-steps", "3"), "Server flags need --engine"),
         (("--num-stepz", "3"), "No such option"),
         ((*SGLANG, "--rope-theta", "1e6"), "reads the draft's files as they are"),
+        ((*SGLANG, "--rope-theta", "0"), "reads the draft's files as they are"),
+        (("--num-steps", "0"), "num_steps >= 1"),
+        (("--topk", "0"), "topk >= 1"),
+        (("--num-draft-tokens", "0"), "num_draft_tokens >= 2"),
         (("--engine", "sglang==9.9"), "looking up the engine"),
         (("--rule", "rejection"), "Capture with the temperature"),
         (("--rule", "greedy", "--sampled-drafts"), "sampled"),
@@ -170,6 +174,19 @@ def test_replay_refuses_what_does_not_go_together(trace: Path, options: tuple[st
     result = run("replay", trace, PAIR[0], *options)
     assert result.exit_code == 2
     assert expected in words(result.stderr.replace("│", " "))
+
+
+def test_a_chain_has_as_many_draft_tokens_as_its_steps_need(trace: Path) -> None:
+    """Catches --num-steps alone refused, or given the width of another chain."""
+    shown = json.loads(run("replay", trace, PAIR[0], "--num-steps", "2", "--json").stdout)
+    assert shown["counts"]["tree"] == {"num_steps": 2, "topk": 1, "num_draft_tokens": 3, "tree_kv": "slot"}
+
+
+def test_the_rows_that_a_branch_reads_are_the_ones_asked_for(trace: Path) -> None:
+    """Catches --tree-kv that is taken and not passed on."""
+    tree = ("--num-steps", 3, "--topk", 2, "--num-draft-tokens", 6)
+    shown = json.loads(run("replay", trace, PAIR[0], *tree, "--tree-kv", "ancestor", "--json").stdout)
+    assert shown["counts"]["tree"]["tree_kv"] == "ancestor"
 
 
 def test_replay_measures_readings_of_the_draft(trace: Path) -> None:

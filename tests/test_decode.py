@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from live_rounds import assert_a_replay_has_the_same_rounds
 from tiny import VOCAB, draft_folder, target_folder
 
 import eagle3ref as e3
@@ -45,15 +46,7 @@ def test_rounds_are_those_of_a_replay(pair, tree, tmp_path):
     """Catches a live draft whose rows or first level differ from what the trajectory alone gives."""
     target, draft, prompts = pair
     decoded = [e3.decode(target, draft, prompt, tree, max_new_tokens=16) for prompt in prompts]
-    recorded = [
-        e3.Prompt(str(i), prompt, one.trajectory[len(prompt) :])
-        for i, (prompt, one) in enumerate(zip(prompts, decoded, strict=True))
-    ]
-    trace = e3.capture(target, recorded, tmp_path / "trace", capture_points=draft.capture_points)
-    rounds = {sequence.id: sequence for sequence in e3.replay_rounds(trace, draft, tree)}
-    for i, one in enumerate(decoded):
-        assert rounds[str(i)].roots.tolist() == one.roots
-        assert rounds[str(i)].num_accepted.tolist() == one.num_accepted
+    assert_a_replay_has_the_same_rounds(target, draft, prompts, decoded, tree, tmp_path / "trace")
 
 
 def test_target_as_its_own_draft_accepts_everything(pair, monkeypatch):
@@ -85,9 +78,11 @@ def test_end_token_stops_and_is_kept(pair, monkeypatch):
     assert generate(target, prompts[3:], max_new_tokens=12)[0].tolist() == decoded.tokens.tolist()
 
 
-@pytest.mark.parametrize(("length", "max_new_tokens"), [(0, 4), (3, 0)])
-def test_nothing_to_decode_is_refused(pair, length, max_new_tokens):
-    """Catches an empty prompt that ends in an index error."""
+@pytest.mark.parametrize(("length", "max_new_tokens", "dtype"), [(0, 4, "int64"), (3, 0, "int64"), (3, 4, "float32")])
+def test_nothing_to_decode_is_refused(pair, length, max_new_tokens, dtype):
+    """Catches an empty prompt that ends in an index error, and token ids that are none in one of the embedding."""
     target, draft, _ = pair
     with pytest.raises(e3.Eagle3RefError, match="at least one"):
-        e3.decode(target, draft, torch.zeros(length, dtype=torch.int64), TREES[0], max_new_tokens=max_new_tokens)
+        e3.decode(
+            target, draft, torch.zeros(length, dtype=getattr(torch, dtype)), TREES[0], max_new_tokens=max_new_tokens
+        )

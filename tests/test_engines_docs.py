@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from engine_tables import history_table, side_by_side_table
 
 from eagle3ref.engines import PROFILES, engine_profile
-from eagle3ref.engines.table import history_table, side_by_side_table
 
 DOCS = (Path(__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
 NEWEST = [engine_profile(package) for package in ("sglang", "vllm", "safeailab", "tensorrt-llm")]

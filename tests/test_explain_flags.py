@@ -71,6 +71,27 @@ def test_vllms_json_is_taken_apart() -> None:
     }
 
 
+def test_a_misspelled_key_of_vllms_json_is_named() -> None:
+    """Catches a typo that is passed over: vLLM refuses keys that it does not know."""
+    flags = parse_server_flags("vLLM", ["-sc", '{"method": "eagle3", "num_speculative_token": 3}'])
+    assert [flag.meant for flag in flags.misspelled] == [("num_speculative_tokens",)]
+    assert flags.said == {"algorithm": "eagle3"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "tokens"), [("32768", 32768), ("32k", 32000), ("32K", 32768), ("25.6k", 25600), ("1M", 1048576)]
+)
+def test_vllms_lengths_may_have_a_unit(typed: str, tokens: int) -> None:
+    """Catches `--max-model-len 32k`, which vLLM takes, refused or read as another length."""
+    assert parse_server_flags("vLLM", ["--max-model-len", typed]).context_length == tokens
+
+
+@pytest.mark.parametrize("typed", ["auto", "-1"])
+def test_a_length_that_vllm_chooses_is_none(typed: str) -> None:
+    """Catches -1 taken for a number of tokens."""
+    assert parse_server_flags("vLLM", ["--max-model-len", typed]).context_length is None
+
+
 def test_switches_can_be_turned_off() -> None:
     """Catches ``False`` read as a string, which is true."""
     words = ["enable_deterministic_inference=False", "speculative_use_rejection_sampling=True"]
@@ -106,10 +127,10 @@ def test_short_forms_are_read_as_argparse_reads_them() -> None:
 
 def test_real_flags_that_change_nothing_are_no_misspellings() -> None:
     """Catches false alarms: a flag of the same family that is close to one of ours."""
-    words = ["--speculative-draft-model-revision", "main", "--speculative-attention-mode", "decode", "--page-sizes"]
-    flags = parse_server_flags("SGLang", words[:4])
+    words = ["--speculative-draft-model-revision", "main", "--speculative-attention-mode", "decode"]
+    flags = parse_server_flags("SGLang", [*words, "--mm-attention-backend", "fa3"])
     assert flags.misspelled == ()
-    assert len(flags.unrelated) == 2
+    assert len(flags.unrelated) == 3
 
 
 @pytest.mark.parametrize(
@@ -122,6 +143,8 @@ def test_real_flags_that_change_nothing_are_no_misspellings() -> None:
         ("SGLang", ["--enable-deterministic-inference=maybe"], "maybe"),
         ("vLLM", ["-sc", "{method: eagle3}"], "{method: eagle3}"),
         ("vLLM", ["-sc", "[1]"], "[1]"),
+        ("vLLM", ["--max-model-len", "long"], "long"),
+        ("SGLang", ['--model-path "x'], '--model-path "x'),
         ("vLLM", ["-sc", '{"num_speculative_tokens": "x"}'], "x"),
     ],
 )

@@ -9,14 +9,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import tiny
 import torch
 from torch import Tensor
 
-from eagle3ref import Eagle3RefError, Explanation, explain
+from eagle3ref import Eagle3RefError, Explanation, explain, load_draft
+from eagle3ref.draft import export_draft
+from eagle3ref.explain import traps
 from eagle3ref.explain.traps import ALL_TRAPS
 from eagle3ref.target import shared_weights
 
@@ -27,14 +29,19 @@ SGLANG_FLAGS = ["--speculative-algorithm", "EAGLE3"]
 CHAIN = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"]
 TREE = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "8"]
 FLAGS = {"sglang": [*SGLANG_FLAGS, *CHAIN], "vllm": VLLM_FLAGS}
+TRAP_FILES = [file for file in Path(traps.__file__).parent.glob("*.py") if file.stem != "__init__"]
 Tensors = dict[str, Tensor]
+
+
+def vllm_flags(**settings: Any) -> list[str]:
+    return ["-sc", json.dumps({"method": "eagle3", "model": "draft", "num_speculative_tokens": 3, **settings})]
 
 
 def ids(*layers: int) -> dict[str, Any]:
     return {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(layers)}}
 
 
-def write_target(folder: Path, architecture: str = LLAMA, layers: int = 7, context: int = 4096) -> Path:
+def write_target(folder: Path, architecture: str = LLAMA, layers: int = 7, context: int | None = 4096) -> Path:
     """Only a config.json: an explanation reads no more of a target."""
     text = {
         "architectures": [architecture],
@@ -63,7 +70,7 @@ class Pair:
     layers: int = 1
     prompt_length: int | None = None
     capture_points: tuple[int, ...] | None = None
-    context: int = 4096
+    context: int | None = 4096
 
     def explain(self, folder: Path) -> Explanation:
         right = ids(1, 2, 3) if (self.engine.startswith("sglang") and self.architecture == LLAMA) else ids(2, 3, 4)
@@ -123,7 +130,12 @@ FLAG_TRAPS = [
             keys={"hidden_size": 16, "target_hidden_size": tiny.WIDTH, "head_dim": 4},
         ),
     ),
-    ("wrong-algorithm", SILENT, "", Pair(engine=VLLM, flags=[VLLM_FLAGS[0], VLLM_FLAGS[1].replace("eagle3", "eagle")])),
+    ("wrong-algorithm", START, "Unknown", Pair(flags=["--speculative-algorithm", "EAGLE-3", *CHAIN])),
+    ("wrong-algorithm", SILENT, "EAGLE-3 draft", Pair(flags=["--speculative-algorithm", "NGRAM", *CHAIN])),
+    ("wrong-algorithm", START, "EagleLlamaForCausalLMEagle3", Pair(engine=VLLM, flags=vllm_flags(method="eagle"))),
+    ("wrong-algorithm", SILENT, "", Pair(**MLA, engine=VLLM, flags=vllm_flags(method="eagle"))),
+    ("wrong-algorithm", SILENT, "", Pair(engine=VLLM, flags=vllm_flags(method=None, model="my/draft"))),
+    ("wrong-algorithm", START, "not supported", Pair(engine=VLLM, flags=vllm_flags(method=None, model="eagle-eagle3"))),
     ("speculation-off", SILENT, "no accept len", Pair(flags=CHAIN)),
     ("unknown-flag", START, "unrecognized", Pair(flags=[*FLAGS["sglang"], "--speculative-eagle-top-k", "1"])),
     ("incomplete-tree", START, "TypeError", Pair(flags=[*SGLANG_FLAGS, "--speculative-num-steps", "3"])),
@@ -188,6 +200,7 @@ FILE_TRAPS = [
     ("other-capture-points", SILENT, "tenth of a token", Pair(keys=ids(2, 3, 4))),
     ("other-capture-points", SILENT, "tenth of a token", Pair(**MLA, engine="sglang==0.5.12", keys=ids(2, 3, 4))),
     ("training-unknown", SILENT, "", Pair(keys=ids(0, 2, 4))),
+    ("unsupported-target", START, "EAGLE-3", Pair(**MLA, engine="vllm==0.17.0")),
     (
         "ids-not-read",
         HARMLESS,
@@ -203,21 +216,34 @@ FILE_TRAPS = [
     ("ids-out-of-order", SILENT, "order", Pair(**MLA, keys=ids(4, 2, 3), capture_points=(2, 3, 4))),
     ("missing-lm-head", SILENT, "accept len 1.00", Pair(change=drop("lm_head.weight"))),
     ("missing-lm-head", SILENT, "accept len 1.00", Pair(**MLA, change=drop("lm_head.weight"))),
+    ("missing-lm-head", FIRST, "shape error", Pair(engine=VLLM, change=drop("lm_head.weight"))),
     ("replaced-lm-head", SILENT, "no error", Pair(keys={"draft_vocab_size": ...}, written={"draft_vocab_size": None})),
     ("unsupported-architecture", START, "serves", Pair(keys={"architectures": ["LlamaForCausalLM"]})),
+    ("unsupported-architecture", START, "no mla draft", Pair(**MLA, engine="sglang==0.5.11", keys=ids(1, 2, 3))),
+    ("taken-for-mtp", START, "MTP", Pair(**MLA, engine=VLLM, keys={"model_type": "deepseek_v3"})),
     ("too-many-layers", START, "1 layer", Pair(**MLA, keys={"num_hidden_layers": 2}, layers=2)),
     ("other-number-of-layers", SILENT, "memory", Pair(keys={"num_hidden_layers": 36})),
     ("null-target-hidden-size", START, "TypeError", Pair(keys={"target_hidden_size": None})),
+    ("null-target-hidden-size", START, "TypeError", Pair(engine=VLLM, **MLA, keys={"target_hidden_size": None})),
     ("no-draft-vocab-size", START, "AttributeError", Pair(keys={"draft_vocab_size": ...})),
     ("missing-tensors", SILENT, "random", Pair(change=rename("midlayer.", "midlayer.0."))),
     ("missing-tensors", SILENT, "a warning", Pair(**MLA, change=rename("layers.0.", "model.layers.0."))),
     ("missing-tensors", SILENT, "random", Pair(layers=2, keys={"num_hidden_layers": 2})),
     ("unknown-tensors", START, "ValueError", Pair(engine=VLLM, change=add("midlayer.extra.weight", 3))),
     ("unknown-tensors", START, "ValueError", Pair(engine=VLLM, **MLA, keys={"norm_before_fc": True})),
+    ("wrong-shapes", START, "assertion", Pair(change=add("fc.weight", tiny.WIDTH, 2 * tiny.WIDTH))),
+    ("wrong-shapes", START, "assertion", Pair(**MLA, written={"v_head_dim": 4})),
     ("missing-d2t", SILENT, "accept len about 1", Pair(change=drop("d2t", "t2d"))),
     ("wrong-d2t", SILENT, "wrong tokens", Pair(change=absolute_d2t)),
+    ("wrong-d2t", SILENT, "wrong tokens", Pair(change=lambda tensors: tensors["d2t"].unsqueeze_(1))),
     ("wrong-d2t", SILENT, "only target ids below", Pair(change=lambda tensors: tensors["d2t"].zero_())),
     ("unnamed-quantization", SILENT, "unscaled", Pair(change=add("fc.weight_scale", tiny.WIDTH, 1))),
+    (
+        "dropped-scales",
+        SILENT,
+        "unscaled",
+        Pair(change=add("fc.weight_scale", tiny.WIDTH, 1), written={"quantization_config": {"quant_method": "fp8"}}),
+    ),
     ("ignored-key", SILENT, "another network", Pair(keys={"norm_before_residual": True})),
     ("ignored-key", SILENT, "another network", Pair(**MLA, keys={"norm_before_fc": True})),
     ("ignored-key", SILENT, "another network", Pair(keys={"attention_bias": True})),
@@ -247,9 +273,21 @@ CLEAN = [
     Pair(**MLA, keys=ids(1, 2, 3)),
     Pair(engine="sglang==0.5.12", **MLA, keys=ids(1, 2, 3)),
     Pair(prompt_length=4096, context=4096),
+    Pair(context=None),  # a target that does not say how long its context is
     Pair(keys={"fc_norm": True, "norm_before_fc": False}),
     Pair(engine=VLLM, keys={"norm_before_residual": True}),
     Pair(engine=VLLM, keys={"fc_norm": True, "use_aux_norm": True}),
+    Pair(engine=VLLM, flags=vllm_flags(method=None, model="AngelSlim/Qwen3-8B_eagle3")),
+    Pair(engine=VLLM, change=add("layers.0.self_attn.rotary_emb.inv_freq", 4)),
+    *(
+        Pair(
+            engine=engine,
+            **MLA,
+            change=add("fc.weight_scale", tiny.WIDTH, 1),
+            written={"quantization_config": {"quant_method": "compressed-tensors"}},
+        )
+        for engine in (SGLANG, VLLM)
+    ),
 ]
 
 
@@ -276,8 +314,7 @@ def test_a_clean_pair_has_no_trap(pair: Pair, tmp_path: Path) -> None:
 
 def test_every_trap_is_planted_here() -> None:
     """Catches a new trap without a test."""
-    folder = Path(importlib.import_module("eagle3ref.explain.traps").__file__ or "").parent
-    names = {name for file in folder.glob("*.py") for name in re.findall(r'Trap\(\s*"([\w-]+)"', file.read_text())}
+    names = {name for file in TRAP_FILES for name in re.findall(r'Trap\(\s*"([\w-]+)"', file.read_text())}
     planted = {name for name, *_ in (*FLAG_TRAPS, *FILE_TRAPS)}
     assert names - planted == {"replaced-embedding"}  # needs a target with weights, see below
     assert planted <= names
@@ -303,8 +340,7 @@ def test_a_replaced_embedding_is_compared_if_it_is_small(tmp_path: Path, monkeyp
 
 def test_every_trap_function_is_registered() -> None:
     """Catches a trap that is written and never looked for."""
-    names = ("backends", "capture", "flags", "forward", "sampling", "tensors")
-    modules = [importlib.import_module(f"eagle3ref.explain.traps.{name}") for name in names]
+    modules = [importlib.import_module(f"eagle3ref.explain.traps.{file.stem}") for file in TRAP_FILES]
     public = {
         function.__name__
         for module in modules
@@ -324,3 +360,47 @@ def test_another_target_is_bad_input(tmp_path: Path) -> None:
     """Catches an explanation of a pair that cannot belong together."""
     with pytest.raises(Eagle3RefError, match="another target"):
         Pair(keys={"target_hidden_size": 64}).explain(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("engine", "pair_ids", "fix"),
+    [
+        (VLLM, ids(1, 2, 3), "eagle_aux_hidden_state_layer_ids = [2, 3, 4] into"),
+        ("vllm==0.10.0", ids(1, 2, 3), "cannot be told"),
+        ("tensorrt-llm", ids(2, 3, 4), "eagle3_layers_to_capture = [1, 2, 3] at launch"),
+        (SGLANG, {"eagle_config": ..., "eagle_aux_hidden_state_layer_ids": [2, 3, 4]}, "layer_ids = [1, 2, 3] into"),
+    ],
+)
+def test_following_the_advice_on_ids_captures_what_the_draft_was_trained_on(
+    engine: str, pair_ids: dict[str, Any], fix: str, tmp_path: Path
+) -> None:
+    """Catches ids that are moved to another engine's key as they are, where they mean other layers; and a crash for
+    engines that read no key."""
+    keys = {"eagle_aux_hidden_state_layer_ids": ..., **pair_ids}
+    (trap,) = [
+        trap for trap in Pair(engine, keys=keys, flags=[]).explain(tmp_path).traps if trap.name == "ids-not-read"
+    ]
+    assert fix in trap.fix
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("points", [(2, 3, 4), (3, 4, 5)])
+def test_an_export_has_no_trap_on_the_engine_that_it_was_made_for(
+    engine: Literal["sglang", "vllm"], points: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Catches the points that an export notes for itself taken for the list of ids that the engine reads."""
+    target = tiny.target_folder(tmp_path / "target")
+    for kind in ("gqa", "mla"):
+        config, tensors = tiny.draft_parts(kind, max_position_embeddings=262144)
+        folder = tiny.write_draft(tmp_path / kind, config, tensors)
+        loaded = load_draft(folder, target=target, capture_points=points)
+        loaded.embed_tokens.weight.data.copy_(shared_weights(target).embedding())
+        copy = export_draft(loaded, tmp_path / f"{kind}-copy", format=engine, target=target)
+        assert [trap.name for trap in explain(copy, target, engine, FLAGS[engine]).traps if trap.is_wrong] == []
+
+
+@pytest.mark.parametrize("layers", ["1", [1], 1.5, 0])
+def test_a_count_of_layers_that_is_none_is_bad_input(layers: object, tmp_path: Path) -> None:
+    """Catches a traceback, and a count that is rounded."""
+    with pytest.raises(Eagle3RefError, match="num_hidden_layers"):
+        Pair(written={"num_hidden_layers": layers}).explain(tmp_path)

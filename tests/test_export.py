@@ -142,11 +142,12 @@ def test_an_embedding_that_sglang_would_replace_is_refused(tmp_path):
     assert_same_network(narrow, load_draft(exported))
 
 
-def test_another_target_is_refused(tmp_path):
-    """Bug: ids for the layers of a target that the draft was not trained on."""
+@pytest.mark.parametrize("format", ["sglang", "vllm", "speculators"])
+def test_another_target_is_refused(format, tmp_path):
+    """Bug: ids for the layers, or the name, of a target that the draft was not trained on."""
     target = write_target(tmp_path / "target", torch.randn(tiny.VOCAB + 1, tiny.WIDTH))
     with pytest.raises(Eagle3RefError, match="belongs to another target"):
-        export_draft(draft_of(tmp_path / "original"), tmp_path / "copy", format="vllm", target=target)
+        export_draft(draft_of(tmp_path / "original"), tmp_path / "copy", format=format, target=target)
 
 
 @pytest.mark.parametrize(

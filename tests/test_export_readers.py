@@ -117,6 +117,14 @@ def test_vllm_finds_every_tensor_and_no_other(case, tmp_path):
     assert set(load_file(exported / "model.safetensors")) == vllm_parameters(config_of(exported))
 
 
+@pytest.mark.parametrize("format", ["sglang", "vllm"])
+def test_an_mla_draft_is_not_taken_for_an_mtp_layer(format, tmp_path):
+    """Bug: model_type deepseek_v3, for which vLLM puts another class in the place of the named one."""
+    exported = export_draft(draft_of(tmp_path / "original", "mla"), tmp_path / "copy", format=format)
+    # Both engines have a config class for this one, and vLLM rewrites none of its keys.
+    assert config_of(exported)["model_type"] == "kimi_k2"
+
+
 def test_vllm_reads_query_norms_with_its_qwen3_class(tmp_path):
     """Bug: the Llama class named, which has no place for them."""
     draft = load_draft(variants.write("qwen3 by default", tmp_path / "original"))

@@ -10,8 +10,8 @@ from functools import partial
 
 import numpy as np
 import pytest
+from enumerated_server import draw_and_look, of_the_process, reject_one_by_one, target_probs, verify_as_block
 from recorded_world import World, entropy_scaled_head, hashed_states, small_draft
-from server_process import draw_and_look, of_the_process, reject_one_by_one, target_probs, verify_as_block
 
 import eagle3ref as e3
 from eagle3ref.config import AcceptanceRule

@@ -11,8 +11,8 @@ import torch
 from tiny import CAPTURE_POINTS, VOCAB, draft_folder, target_folder
 
 import eagle3ref as e3
-from eagle3ref.config import AcceptanceRule
-from eagle3ref.replay import following_rule, replayability
+from eagle3ref.config import AcceptanceRule, default_rule
+from eagle3ref.replay import replayability
 from eagle3ref.trace import RecordedSampling, TargetIdentity, TraceHeader
 
 GREEDY, SAMPLED = 0.0, 0.8
@@ -50,11 +50,11 @@ def test_the_table_of_the_documentation():
             assert verdict(rule, GREEDY, states, target) == ("impossible", False)
 
 
-def test_without_a_rule_the_trace_decides():
+def test_without_a_rule_the_temperature_decides():
     """A sampled trace walked as if it were greedy under that name, or the other way round."""
-    assert following_rule(header(GREEDY)) == AcceptanceRule("greedy")
-    assert following_rule(header(SAMPLED)) == AcceptanceRule("target_only")
-    assert following_rule(header(1e-9)) == AcceptanceRule("greedy")
+    assert default_rule(GREEDY) == AcceptanceRule("greedy")
+    assert default_rule(SAMPLED) == AcceptanceRule("target_only")
+    assert default_rule(1e-9) == AcceptanceRule("greedy")
 
 
 @pytest.fixture(scope="module")

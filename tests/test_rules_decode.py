@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import scipy.stats
 import torch
+from live_rounds import assert_a_replay_has_the_same_rounds
 from torch import Tensor
 
 import eagle3ref as e3
@@ -168,15 +169,7 @@ def test_sampled_rounds_are_those_of_a_replay(draft_path, tree, tmp_path):
     ]
     plain = generate(target, prompts, max_new_tokens=1, sampling=sampling)
     assert [int(one.tokens[0]) for one in decoded] == [int(answer[0]) for answer in plain]
-    recorded = [
-        e3.Prompt(str(i), prompt, one.trajectory[len(prompt) :])
-        for i, (prompt, one) in enumerate(zip(prompts, decoded, strict=True))
-    ]
-    trace = e3.capture(target, recorded, tmp_path / "trace", capture_points=draft.capture_points)
-    rounds = {sequence.id: sequence for sequence in e3.replay_rounds(trace, draft, tree)}
-    for i, one in enumerate(decoded):
-        assert rounds[str(i)].roots.tolist() == one.roots
-        assert rounds[str(i)].num_accepted.tolist() == one.num_accepted
+    assert_a_replay_has_the_same_rounds(target, draft, prompts, decoded, tree, tmp_path / "trace")
     assert len({accepted for one in decoded for accepted in one.num_accepted}) > 2
 
 
@@ -197,6 +190,7 @@ def test_temperature_zero_is_greedy_by_every_rule():
         ({"sampling_seed": 1, "sampling": Sampling(temperature=1.0, top_p=0.9)}, CHAIN, "top_p 0.9"),
         ({"sampling_seed": 1, "rule": AcceptanceRule("rejection", "sampled")}, CHAIN, "sampled drafts"),
         ({"sampling_seed": 1, "rule": AcceptanceRule("multi_round")}, CHAIN, "rule multi_round"),
+        ({"sampling_seed": 2**63}, CHAIN, "64 bits"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(options, tree, message):

@@ -139,6 +139,16 @@ def test_a_root_outside_the_vocabulary_is_no_draft():
         assert verify_sampled(tree, probs, torch.full((1, 2), 0.5), torch.tensor([0.5]), rule=rule).num_accepted == 1
 
 
+def test_a_root_alone_gets_its_bonus():
+    """Bug: an index error in the one rule that looks for a first and a last draft."""
+    for rule in RULES:
+        probs = torch.tensor([[[0.25, 0.75]]])
+        draft_probs = torch.empty(1, 0, 2) if rule.drafts == "sampled" else None
+        tree = tree_of(torch.tensor([[1]]), torch.tensor([[-1]]))
+        result = verify_sampled(tree, probs, probs[..., 0], torch.tensor([0.5]), rule=rule, draft_probs=draft_probs)
+        assert (result.num_accepted.tolist(), result.bonus_token.tolist()) == ([0], [1])
+
+
 def call(**changes):
     inputs = {
         "tree": tree_of(torch.tensor([[0, 1, 2]]), torch.tensor([[-1, 0, 1]])),
@@ -162,6 +172,10 @@ BRANCHES = {"tree": tree_of(torch.tensor([[0, 1, 2]]), torch.tensor([[-1, 0, 0]]
         ({"uniforms": torch.full((1, 3), 1.5)}, "a uniform out of range"),
         ({"uniforms": torch.full((1, 3), float("nan"))}, "a uniform out of range"),
         ({"target_probs": torch.full((1, 3, 2), 0.5)}, "outside the target vocabulary; expected ids 0 to 1"),
+        ({"target_probs": torch.full((1, 3, 4), -0.1)}, "a target probability that is negative or not finite"),
+        ({"target_probs": torch.full((1, 3, 4), float("nan"))}, "a target probability that is negative or not finite"),
+        ({"target_probs": torch.full((1, 3, 4), float("inf"))}, "a target probability that is negative or not finite"),
+        ({"tree": tree_of(torch.tensor([[0, 1, 1]]), torch.tensor([[-1, 0, 0]]))}, "two siblings with one token"),
         ({"rule": AcceptanceRule()}, "the rule greedy"),
         ({"rule": RULES[2], **BRANCHES}, "a tree with branches"),
         ({"rule": RULES[3], **BRANCHES}, "a tree with branches"),

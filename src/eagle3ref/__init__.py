@@ -9,7 +9,7 @@ from eagle3ref.acceptance import AcceptanceCounts
 from eagle3ref.config import AcceptanceRule, DraftConfig, TargetConfig, TreeConfig
 from eagle3ref.decode import Decoded, decode
 from eagle3ref.draft import Eagle3Draft, export_draft, load_draft, propose
-from eagle3ref.engines import SGLANG_0_5_23, SGLANG_LOG_ERAS, EngineProfile
+from eagle3ref.engines import SGLANG_0_5_23, SGLANG_LOG_ERAS, EngineProfile, engine_profile
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.explain import EngineDraft, Explanation, explain, load_draft_as
 from eagle3ref.replay import SequenceRounds, replay, replay_rounds
@@ -47,6 +47,7 @@ __all__ = [
     "build_tree",
     "capture",
     "decode",
+    "engine_profile",
     "explain",
     "export_draft",
     "load_draft",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eagle3ref.config import GREEDY_TEMPERATURE
 from eagle3ref.errors import Eagle3RefError
-
-GREEDY_TEMPERATURE = 1e-6  # below it SGLang 0.5.23 decodes greedily (sampling_params.py)
 
 
 def argmax_first(scores: Tensor) -> Tensor:

@@ -162,7 +162,9 @@ class AcceptanceCounts(AcceptanceRatios):
             **integers,
             kind=data["kind"],
             rule=AcceptanceRule(**data["rule"]),
-            expected=data["expected"] and ExpectedAcceptance.from_dict(data["expected"], tree, data["prompt_ids"]),
+            expected=None
+            if data["expected"] is None
+            else ExpectedAcceptance.from_dict(data["expected"], tree, data["prompt_ids"]),
         )
         if counts.to_dict()["ratios"] != data["ratios"]:
             refuse("ratios that the integers do not give", "the derived ratios", REWRITE)

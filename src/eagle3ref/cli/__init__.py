@@ -14,6 +14,7 @@ from eagle3ref.cli.capture import capture
 from eagle3ref.cli.console import error_message, own_warnings_as_notes, stderr, stdout
 from eagle3ref.cli.decode import decode
 from eagle3ref.cli.demo import demo
+from eagle3ref.cli.exit_status import BAD_INPUT, INTERRUPTED, READER_GONE
 from eagle3ref.cli.explain import explain
 from eagle3ref.cli.export import export
 from eagle3ref.cli.inspect import inspect
@@ -21,8 +22,6 @@ from eagle3ref.cli.options import SERVER_FLAGS
 from eagle3ref.cli.replay import replay
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.version import __version__
-
-BAD_INPUT, INTERRUPTED, READER_GONE = 2, 130, 141
 
 
 class _Commands(TyperGroup):

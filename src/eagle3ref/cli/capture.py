@@ -10,7 +10,18 @@ import typer
 
 from eagle3ref import trace as traces
 from eagle3ref.cli.console import stderr, stdout
-from eagle3ref.cli.options import CapturePoints, Device, DType, parse_capture_points, torch_dtype, usable_device
+from eagle3ref.cli.options import (
+    CapturePoints,
+    Device,
+    DTypeName,
+    KeptMass,
+    KeptTokens,
+    Seed,
+    Temperature,
+    parse_capture_points,
+    torch_dtype,
+    usable_device,
+)
 from eagle3ref.config import DraftConfig, TargetConfig
 from eagle3ref.draft.capture_points import resolve_capture_points
 from eagle3ref.engines import default_capture_points
@@ -31,14 +42,14 @@ def capture(
     draft: Annotated[Path | None, typer.Option(help="Record what this draft needs.")] = None,
     capture_points: CapturePoints = None,
     max_new_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="1 keeps all.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="0 keeps all.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of the sampled answers.")] = 0,
+    temperature: Temperature = 0.0,
+    top_p: KeptMass = 1.0,
+    top_k: KeptTokens = 0,
+    seed: Seed = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts that run together.")] = 32,
     final_hidden_state: Annotated[bool, typer.Option("--final-hidden-state", help="Record it too.")] = False,
     device: Device = "cpu",
-    dtype: Annotated[DType, typer.Option(help="Of weights and activations.")] = DType.bfloat16,
+    dtype: Annotated[DTypeName, typer.Option(help="Of weights and activations.")] = "bfloat16",
 ) -> None:
     """Run a target over prompts and record tokens and hidden states."""
     trace = _capture(

@@ -11,16 +11,20 @@ import torch
 import typer
 
 from eagle3ref.cli.console import stderr, stdout
-from eagle3ref.cli.engine import Setup, set_up
+from eagle3ref.cli.exit_status import DOES_NOT_AGREE
 from eagle3ref.cli.options import (
     CapturePoints,
     Device,
-    DType,
+    DTypeName,
+    KeptMass,
+    KeptTokens,
     NumDraftTokens,
     NumSteps,
     OptionalEngine,
     Rule,
     SampledDrafts,
+    Seed,
+    Temperature,
     TopK,
     asked_rule,
     asked_tree,
@@ -28,7 +32,7 @@ from eagle3ref.cli.options import (
     torch_dtype,
     usable_device,
 )
-from eagle3ref.config import AcceptanceRule
+from eagle3ref.cli.setup import Setup, set_up
 from eagle3ref.decode import Decoded
 from eagle3ref.decode import decode as decode_prompt
 from eagle3ref.report.decoded import DecodedPrompt, decoded_document, decoded_report
@@ -38,8 +42,6 @@ from eagle3ref.target.generate import Sampling, generate
 from eagle3ref.trace import Prompt, read_prompts
 from eagle3ref.trace.prompts import load_tokenizer, tokenizer_sha256
 from eagle3ref.verify.coins import DEFAULT_SEED
-
-DOES_NOT_AGREE = 1
 
 
 def decode(
@@ -54,10 +56,10 @@ def decode(
     rule: Rule = None,
     sampled_drafts: SampledDrafts = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="1 keeps all.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="0 keeps all.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of the sampled answers.")] = 0,
+    temperature: Temperature = 0.0,
+    top_p: KeptMass = 1.0,
+    top_k: KeptTokens = 0,
+    seed: Seed = 0,
     sampling_seed: Annotated[
         int | None, typer.Option(help="Draw as SGLang's deterministic inference does for a request of this seed.")
     ] = None,
@@ -66,7 +68,7 @@ def decode(
     ] = False,
     capture_points: CapturePoints = None,
     device: Device = "cpu",
-    dtype: Annotated[DType, typer.Option(help="Of weights and activations.")] = DType.bfloat16,
+    dtype: Annotated[DTypeName, typer.Option(help="Of weights and activations.")] = "bfloat16",
     as_json: Annotated[bool, typer.Option("--json", help="Only JSON on stdout.")] = False,
 ) -> None:
     """Decode prompts with the draft, and the target in the loop."""
@@ -84,12 +86,12 @@ def decode(
     decoded = _decode(model, setup, given, max_new_tokens, sampling, sampling_seed)
     same = _same_as_plain(model, given, decoded, max_new_tokens) if check_lossless else [None] * len(given)
     texts = _texts(target, decoded)
-    answers = [DecodedPrompt(*parts) for parts in zip((p.id for p in given), decoded, texts, same, strict=True)]
-    used = AcceptanceRule() if temperature == 0 else setup.rule or AcceptanceRule("target_only")
+    ids = [prompt.id for prompt in given]
+    answers = [DecodedPrompt(*parts) for parts in zip(ids, decoded, texts, same, strict=True)]
     if as_json:
-        typer.echo(json.dumps(decoded_document(answers, setup.tree, used), indent=1, allow_nan=False))
+        typer.echo(json.dumps(decoded_document(answers, setup.tree), indent=1, allow_nan=False))
     else:
-        stdout.print(decoded_report(answers, setup.tree, used))
+        stdout.print(decoded_report(answers, setup.tree))
     if False in same:
         raise typer.Exit(DOES_NOT_AGREE)
 
@@ -103,7 +105,6 @@ def _decode(
     sampling_seed: int | None,
 ) -> list[Decoded]:
     decoded = []
-    rule = setup.rule if sampling.temperature > 0 else None
     with SequenceProgress(stderr) as progress:
         advance = progress.begin("decode", len(prompts))
         for i, prompt in enumerate(prompts):
@@ -114,7 +115,7 @@ def _decode(
                     prompt.tokens,
                     setup.tree,
                     max_new_tokens=max_new_tokens,
-                    rule=rule,
+                    rule=setup.rule,
                     sampling=sampling,
                     prompt_index=i,
                     sampling_seed=sampling_seed,

@@ -9,11 +9,10 @@ from typing import Annotated
 import typer
 
 from eagle3ref.cli.console import stdout
+from eagle3ref.cli.exit_status import DOES_NOT_AGREE
 from eagle3ref.cli.options import CapturePoints, Engine, parse_capture_points
 from eagle3ref.explain import explain as explain_wiring
 from eagle3ref.report.explanation import explanation_report
-
-DOES_NOT_AGREE = 1
 
 
 def explain(

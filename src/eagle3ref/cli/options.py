@@ -2,49 +2,17 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import typer
 
-from eagle3ref.config import AcceptanceRule, TreeConfig, TreeKV
+from eagle3ref.config import AcceptanceRule, FinalNorm, RuleName, TreeConfig, TreeKV
 from eagle3ref.errors import Eagle3RefError
 
+DTypeName = Literal["bfloat16", "float32", "float64"]
 
-class DType(str, Enum):
-    """Dtypes of weights and activations."""
-
-    bfloat16 = "bfloat16"
-    float32 = "float32"
-    float64 = "float64"
-
-
-class TreeKVChoice(str, Enum):
-    """See ``TreeConfig.tree_kv``."""
-
-    slot = "slot"
-    ancestor = "ancestor"
-
-
-class RuleChoice(str, Enum):
-    """See ``AcceptanceRule.name``."""
-
-    greedy = "greedy"
-    target_only = "target_only"
-    rejection = "rejection"
-    block = "block"
-    multi_round = "multi_round"
-
-
-class FinalNormChoice(str, Enum):
-    """See ``FINAL_NORM_MEANING``."""
-
-    head = "head"
-    head_and_state = "head+state"
-    none = "none"
-
-
+DEFAULT_TREE = TreeConfig(3, 1, 4)
 # A command with these takes the server's own flags as further words.
 SERVER_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -56,19 +24,21 @@ OptionalEngine = Annotated[
 NumSteps = Annotated[int | None, typer.Option(help="Depth of the tree.", show_default="3, or the engine's")]
 TopK = Annotated[int | None, typer.Option(help="Children kept per beam; 1 is a chain.", show_default="1")]
 NumDraftTokens = Annotated[
-    int | None, typer.Option(help="Nodes verified per round, the root included.", show_default="4")
+    int | None, typer.Option(help="Nodes verified per round, the root included.", show_default="4, or a chain's")
 ]
-Rule = Annotated[
-    RuleChoice | None, typer.Option(help="At temperature > 0.", show_default="target_only, or the engine's")
-]
+Rule = Annotated[RuleName | None, typer.Option(help="At temperature > 0.", show_default="target_only, or the engine's")]
 SampledDrafts = Annotated[bool, typer.Option("--sampled-drafts", help="With rejection and block: draw the drafts too.")]
 RopeTheta = Annotated[float | None, typer.Option(help="Base of the draft's rope.", show_default="the file's")]
 HiddenDoubleNorm = Annotated[
     bool, typer.Option("--hidden-double-norm", help="Norm the state twice, as modelopt has trained.")
 ]
-FinalNorm = Annotated[
-    FinalNormChoice | None, typer.Option(help="Who reads the normed stream.", show_default="as the file says")
+FinalNormOption = Annotated[
+    FinalNorm | None, typer.Option(help="Who reads the normed stream.", show_default="as the file says")
 ]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+KeptMass = Annotated[float, typer.Option(help="1 keeps all.")]
+KeptTokens = Annotated[int, typer.Option(help="0 keeps all.")]
+Seed = Annotated[int, typer.Option(help="Of the sampled answers.")]
 Device = Annotated[str, typer.Option(help="Where to run, as torch names it.")]
 CapturePoints = Annotated[
     str | None, typer.Option(metavar="2,30,58", help="Residual streams *entering* these layers.", show_default=False)
@@ -88,20 +58,25 @@ def parse_capture_points(text: str | None) -> tuple[int, ...] | None:
 
 
 def asked_tree(
-    num_steps: int | None, topk: int | None, num_draft_tokens: int | None, tree_kv: TreeKVChoice | None = None
+    num_steps: int | None, topk: int | None, num_draft_tokens: int | None, tree_kv: TreeKV = "slot"
 ) -> TreeConfig | None:
-    """The tree of these options, 3/1/4 where they say nothing; None if none of them was given.
+    """The tree of these options, that of ``DEFAULT_TREE`` where they say nothing; None if none of them was given.
+
+    A chain takes as many draft tokens as it has.
 
     Raises:
         Eagle3RefError: counts that do not go together.
     """
     if (num_steps, topk, num_draft_tokens) == (None, None, None):
         return None
-    kv: TreeKV = "ancestor" if tree_kv is TreeKVChoice.ancestor else "slot"
-    return TreeConfig(num_steps or 3, topk or 1, num_draft_tokens or 4, kv)
+    steps = DEFAULT_TREE.num_steps if num_steps is None else num_steps
+    children = DEFAULT_TREE.topk if topk is None else topk
+    if num_draft_tokens is None:
+        num_draft_tokens = steps + 1 if children == 1 else DEFAULT_TREE.num_draft_tokens
+    return TreeConfig(steps, children, num_draft_tokens, tree_kv)
 
 
-def asked_rule(rule: RuleChoice | None, sampled_drafts: bool) -> AcceptanceRule | None:
+def asked_rule(rule: RuleName | None, sampled_drafts: bool) -> AcceptanceRule | None:
     """The rule of these options; None if none was given.
 
     Raises:
@@ -109,12 +84,12 @@ def asked_rule(rule: RuleChoice | None, sampled_drafts: bool) -> AcceptanceRule 
     """
     if rule is None and not sampled_drafts:
         return None
-    return AcceptanceRule((rule or RuleChoice.target_only).value, "sampled" if sampled_drafts else "top")
+    return AcceptanceRule(rule or "target_only", "sampled" if sampled_drafts else "top")
 
 
-def torch_dtype(dtype: DType) -> torch.dtype:
+def torch_dtype(name: DTypeName) -> torch.dtype:
     """The dtype of that name."""
-    return {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}[dtype.value]
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}[name]
 
 
 def usable_device(name: str) -> torch.device:

@@ -10,12 +10,11 @@ import typer
 
 from eagle3ref.acceptance import AcceptanceCounts
 from eagle3ref.cli.console import stderr, stdout
-from eagle3ref.cli.engine import Setup, set_up
 from eagle3ref.cli.options import (
     CapturePoints,
     Device,
-    DType,
-    FinalNorm,
+    DTypeName,
+    FinalNormOption,
     HiddenDoubleNorm,
     NumDraftTokens,
     NumSteps,
@@ -24,15 +23,15 @@ from eagle3ref.cli.options import (
     Rule,
     SampledDrafts,
     TopK,
-    TreeKVChoice,
     asked_rule,
     asked_tree,
     parse_capture_points,
     torch_dtype,
     usable_device,
 )
-from eagle3ref.config import AcceptanceRule
-from eagle3ref.replay import following_rule, gives_probabilities, replayability
+from eagle3ref.cli.setup import Setup, set_up
+from eagle3ref.config import AcceptanceRule, TreeKV, default_rule
+from eagle3ref.replay import gives_probabilities, replayability
 from eagle3ref.replay import replay as replay_trace
 from eagle3ref.report.document import replay_document
 from eagle3ref.report.progress import SequenceProgress
@@ -49,8 +48,8 @@ def replay(
     topk: TopK = None,
     num_draft_tokens: NumDraftTokens = None,
     tree_kv: Annotated[
-        TreeKVChoice, typer.Option(help="Rows that a tree row sees: slot as SGLang, ancestor as is right.")
-    ] = TreeKVChoice.slot,
+        TreeKV, typer.Option(help="Rows that a tree row sees: slot as SGLang, ancestor as is right.")
+    ] = "slot",
     engine: OptionalEngine = None,
     rule: Rule = None,
     sampled_drafts: SampledDrafts = False,
@@ -62,10 +61,10 @@ def replay(
     capture_points: CapturePoints = None,
     rope_theta: RopeTheta = None,
     hidden_double_norm: HiddenDoubleNorm = False,
-    final_norm: FinalNorm = None,
+    final_norm: FinalNormOption = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Bounds the memory.")] = 16384,
     device: Device = "cpu",
-    dtype: Annotated[DType | None, typer.Option(help="Of the draft.", show_default="the trace's")] = None,
+    dtype: Annotated[DTypeName | None, typer.Option(help="Of the draft.", show_default="the trace's")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Only JSON on stdout.")] = False,
 ) -> None:
     """Count what a draft would have had accepted on a trace."""
@@ -78,11 +77,7 @@ def replay(
         supplier,
         asked_tree(num_steps, topk, num_draft_tokens, tree_kv),
         asked_rule(rule, sampled_drafts),
-        variant={
-            "rope_theta": rope_theta,
-            "hidden_double_norm": hidden_double_norm,
-            "final_norm": final_norm.value if final_norm else None,
-        },
+        variant={"rope_theta": rope_theta, "hidden_double_norm": hidden_double_norm, "final_norm": final_norm},
         capture_points=parse_capture_points(capture_points),
         device=usable_device(device),
         dtype=torch_dtype(dtype) if dtype else recorded.header.torch_dtype,
@@ -91,9 +86,9 @@ def replay(
     log = None if setup.profile is None else setup.profile.log_line(counts)
     if as_json:
         settings = {"device": device, "batch_tokens": batch_tokens, "seed": seed}
-        if setup.found is not None:
-            settings |= {"engine": setup.found.explanation.case.profile.name, "flags": context.args}
-            settings |= {"engine_log": log, "differences": list(setup.found.differences)}
+        if setup.as_engine is not None:
+            settings |= {"engine": setup.as_engine.profile.name, "flags": context.args}
+            settings |= {"engine_log": log, "differences": list(setup.as_engine.differences)}
         document = replay_document(counts, recorded, setup.draft, draft, settings)
         typer.echo(json.dumps(document, indent=1, allow_nan=False))
         return
@@ -106,7 +101,7 @@ def replay(
 
 def _replay(trace: Trace, setup: Setup, target: Path | None, batch_tokens: int, seed: int) -> AcceptanceCounts:
     # Every engine is greedy at temperature 0; what follows draws is its rule for them.
-    is_greedy = following_rule(trace.header).name == "greedy"
+    is_greedy = default_rule(trace.header.sampling.temperature).name == "greedy"
     rule = None if is_greedy and setup.profile is not None else setup.rule
     with SequenceProgress(stderr) as progress:
         advance = progress.begin("replay", len(trace))
@@ -125,7 +120,7 @@ def _replay(trace: Trace, setup: Setup, target: Path | None, batch_tokens: int, 
 def _is_of_use(target: Path | None, trace: Trace, rule: AcceptanceRule | None) -> bool:
     """Whether the target's output projection would give the probabilities that the rule can use."""
     verdict = replayability(
-        rule or following_rule(trace.header),
+        rule or default_rule(trace.header.sampling.temperature),
         trace.header,
         has_final_hidden_state=len(trace) > 0 and trace[0].final_hidden_state is not None,
         has_target=target is not None and gives_probabilities(target),

@@ -1,17 +1,19 @@
-"""Frozen, validated settings: the tree, and what config.json says of a target or a draft."""
+"""Frozen, validated settings: the tree, the acceptance rule, and what config.json says of a target or a draft."""
 
 from eagle3ref.config.draft import FINAL_NORM_MEANING, DraftConfig, FinalNorm
 from eagle3ref.config.draft_family import DraftFamily
-from eagle3ref.config.layers import GQAConfig, MLAConfig, MoEConfig
+from eagle3ref.config.layers import AttentionKind, GQAConfig, MLAConfig, MoEConfig
 from eagle3ref.config.rope import RopeConfig
-from eagle3ref.config.rule import RULE_MEANING, AcceptanceRule, RuleName
+from eagle3ref.config.rule import GREEDY_TEMPERATURE, RULE_MEANING, AcceptanceRule, RuleName, default_rule
 from eagle3ref.config.target import KimiK25Config, TargetConfig
 from eagle3ref.config.tree import TreeConfig, TreeKV
 
 __all__ = [
     "FINAL_NORM_MEANING",
+    "GREEDY_TEMPERATURE",
     "RULE_MEANING",
     "AcceptanceRule",
+    "AttentionKind",
     "DraftConfig",
     "DraftFamily",
     "FinalNorm",
@@ -24,4 +26,5 @@ __all__ = [
     "TargetConfig",
     "TreeConfig",
     "TreeKV",
+    "default_rule",
 ]

@@ -16,7 +16,7 @@ from eagle3ref.config.draft_family import (
     DraftFamily,
     draft_family,
 )
-from eagle3ref.config.draft_refusals import first_architecture, refuse_other_networks
+from eagle3ref.config.draft_refusals import refuse_other_networks
 from eagle3ref.config.draft_speculators import flatten_speculators, sliding_windows
 from eagle3ref.config.json_fields import JsonFields
 from eagle3ref.config.layers import GQAConfig, MLAConfig
@@ -32,6 +32,7 @@ ARCHITECTURES = (
     *VLLM_ARCHITECTURES,
 )
 
+CAPTURE_IDS_KEY = "eagle_aux_hidden_state_layer_ids"  # in eagle_config or at top level
 # What export_draft writes beside the ids of an engine, whose numbering may depend on the target.
 EXPORTED_POINTS_KEY = "eagle3ref.capture_points"
 
@@ -186,7 +187,7 @@ class DraftConfig:
 
 
 def _architecture(fields: JsonFields) -> str:
-    name = first_architecture(fields)
+    name = fields.architecture
     if name not in ARCHITECTURES:
         raise Eagle3RefError(
             f"reading {fields.where} as an EAGLE-3 draft",
@@ -218,8 +219,7 @@ def _capture_ids(fields: JsonFields, eagle: JsonFields) -> tuple[tuple[int, ...]
     own = fields.object("eagle3ref")
     if own is not None and (points := own.integers("capture_points")) is not None:
         return points, EXPORTED_POINTS_KEY
-    key = "eagle_aux_hidden_state_layer_ids"
-    nested, flat = eagle.integers(key), fields.integers(key)
+    nested, flat = eagle.integers(CAPTURE_IDS_KEY), fields.integers(CAPTURE_IDS_KEY)
     if nested is not None and flat is not None and nested != flat:
         raise Eagle3RefError(
             f"reading the capture ids of {fields.where}",
@@ -228,8 +228,8 @@ def _capture_ids(fields: JsonFields, eagle: JsonFields) -> tuple[tuple[int, ...]
             action="Remove the wrong one: SGLang reads eagle_config, vLLM the top level.",
         )
     if nested is not None:
-        return nested, f"eagle_config.{key}"
-    return flat, key if flat is not None else ""
+        return nested, f"eagle_config.{CAPTURE_IDS_KEY}"
+    return flat, CAPTURE_IDS_KEY if flat is not None else ""
 
 
 def _final_norm(fields: JsonFields, eagle: JsonFields) -> tuple[FinalNorm, str]:

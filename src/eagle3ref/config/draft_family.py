@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal
 
-from eagle3ref.config.draft_refusals import first_architecture
 from eagle3ref.config.json_fields import JsonFields
 
 DraftFamily = Literal["official", "SpecForge", "modelopt", "TorchSpec", "speculators", "NeMo", "vLLM", "unknown"]
@@ -34,7 +33,7 @@ def draft_family(fields: JsonFields, names: Collection[str]) -> tuple[DraftFamil
         fields: config.json.
         names: of the tensors, as stored; empty when they are not known.
     """
-    architecture = first_architecture(fields)
+    architecture = fields.architecture
     if "speculators_model_type" in fields.values or architecture in SPECULATORS_ARCHITECTURES:
         return "speculators", f"architectures = {architecture}, or a speculators_model_type"
     if architecture in NEMO_ARCHITECTURES:

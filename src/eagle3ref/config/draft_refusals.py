@@ -36,9 +36,8 @@ class _OtherNetwork:
     def evidence(self, fields: JsonFields, names: Collection[str]) -> list[str]:
         """The marks that are there, in words."""
         found = []
-        architecture = first_architecture(fields)
-        if re.fullmatch(self.architectures, architecture):
-            found.append(f"architectures = {architecture}")
+        if re.fullmatch(self.architectures, fields.architecture):
+            found.append(f"architectures = {fields.architecture}")
         for key, pattern in self.settings.items():
             value = _setting(fields, key)
             if value is not None and re.fullmatch(pattern, str(value)):
@@ -144,12 +143,6 @@ def refuse_other_networks(fields: JsonFields, names: Collection[str]) -> None:
                 expected="an EAGLE-3 draft: fc over several captured states, then a layer that is 2 x hidden_size wide",
                 action=network.advice,
             )
-
-
-def first_architecture(fields: JsonFields) -> str:
-    """``architectures[0]``, or "" when there is none."""
-    names = fields.values.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _setting(fields: JsonFields, dotted: str) -> Any:

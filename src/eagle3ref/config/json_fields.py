@@ -51,6 +51,12 @@ class JsonFields:
             )
         return cls(values, str(path))
 
+    @property
+    def architecture(self) -> str:
+        """``architectures[0]``, or "" when there is none."""
+        names = self.values.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else ""
+
     def size(self, key: str, default: Any = _REQUIRED, *, lowest: int = 1, highest: int = 2**31 - 1) -> int:
         """The integer under ``key``, a width or a count within these bounds."""
         value = int(self._typed(key, default, (int,), "an integer"))

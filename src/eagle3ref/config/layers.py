@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from eagle3ref.config.json_fields import JsonFields
 from eagle3ref.config.rope import RopeConfig, yarn_mscale
 from eagle3ref.errors import Eagle3RefError
+
+AttentionKind = Literal["gqa", "mla"]
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,8 @@ class GQAConfig:
     ``qk_norm_eps``: every query and key head is normed before the rope (Qwen3); None is no such norm. ``window``: a row
     sees so many positions, its own included; None is all.
     """
+
+    kind: ClassVar[AttentionKind] = "gqa"
 
     num_heads: int
     num_kv_heads: int
@@ -67,6 +72,8 @@ class GQAConfig:
 @dataclass(frozen=True)
 class MLAConfig:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1), with interleaved rotary pairs."""
+
+    kind: ClassVar[AttentionKind] = "mla"
 
     num_heads: int
     q_lora_rank: int | None

@@ -7,6 +7,8 @@ from typing import Literal
 
 from eagle3ref.errors import Eagle3RefError
 
+GREEDY_TEMPERATURE = 1e-6  # below it SGLang 0.5.23 decodes greedily (sampling_params.py)
+
 RuleName = Literal["greedy", "target_only", "rejection", "block", "multi_round"]
 DraftChoice = Literal["top", "sampled"]
 
@@ -18,7 +20,7 @@ RULE_MEANING: dict[RuleName, str] = {
     "block": "rejection sampling of the drafts as one block (arXiv 2403.10444, algorithm 2)",
     "multi_round": "siblings are tried one after the other, each a rejected one taken out of the target (EAGLE's code)",
 }
-_SAMPLES_DRAFTS = ("rejection", "block")
+_CHAIN_RULES = ("rejection", "block")
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,22 @@ class AcceptanceRule:
     inclusive: bool = False
 
     def __post_init__(self) -> None:
-        if self.name not in RULE_MEANING:
+        if not isinstance(self.name, str) or self.name not in RULE_MEANING:
             self._refuse(f"one of {', '.join(RULE_MEANING)}")
-        if self.drafts not in ("top", "sampled") or (self.drafts == "sampled" and self.name not in _SAMPLES_DRAFTS):
-            self._refuse(f"drafts 'top', or 'sampled' with one of the rules {', '.join(_SAMPLES_DRAFTS)}")
-        if not (0 <= self.threshold_single <= 1 and 0 <= self.threshold_acc <= 1):
+        if self.drafts not in ("top", "sampled") or (self.drafts == "sampled" and self.name not in _CHAIN_RULES):
+            self._refuse(f"drafts 'top', or 'sampled' with one of the rules {', '.join(_CHAIN_RULES)}")
+        thresholds = (self.threshold_single, self.threshold_acc)
+        if not all(isinstance(threshold, int | float) and 0 <= threshold <= 1 for threshold in thresholds):
             self._refuse("thresholds from 0 to 1")
-        if self.name != "target_only" and (self.threshold_single, self.threshold_acc, self.inclusive) != (1, 1, False):
+        if not isinstance(self.inclusive, bool):
+            self._refuse("inclusive true or false")
+        if self.name != "target_only" and (*thresholds, self.inclusive) != (1, 1, False):
             self._refuse("thresholds 1 and a strict comparison: only target_only has them")
+
+    @property
+    def needs_chain(self) -> bool:
+        """Whether the rule knows no siblings: topk 1 only."""
+        return self.name in _CHAIN_RULES
 
     @property
     def lossless(self) -> bool:
@@ -63,3 +73,8 @@ class AcceptanceRule:
     def _refuse(self, expected: str) -> None:
         action = "Correct the rule, or leave it out: the engine's or the greedy one is then used."
         raise Eagle3RefError("reading the acceptance rule", found=str(self), expected=expected, action=action)
+
+
+def default_rule(temperature: float) -> AcceptanceRule:
+    """Where none is named: greedy at temperature 0, else target-only sampling, SGLang's default."""
+    return AcceptanceRule("greedy" if temperature < GREEDY_TEMPERATURE else "target_only")

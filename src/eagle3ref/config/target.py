@@ -22,6 +22,7 @@ class TargetConfig:
         model_type: ``model_type`` of config.json.
         num_layers: decoder layers; capture points run from 0 (embedding output) to this.
         config_sha256: of the config.json text; "" without a file.
+        architecture: ``architectures[0]``, which engines choose defaults by; "" when it is not known.
     """
 
     name: str
@@ -33,6 +34,7 @@ class TargetConfig:
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
     config_sha256: str = ""
+    architecture: str = ""
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> TargetConfig:
@@ -54,6 +56,7 @@ class TargetConfig:
             max_position_embeddings=fields.size("max_position_embeddings", 2**31 - 1),
             eos_token_ids=_eos_token_ids(path, fields),
             config_sha256=hashlib.sha256((path / "config.json").read_bytes()).hexdigest(),
+            architecture=outer.architecture,
         )
 
 

@@ -10,6 +10,11 @@ from eagle3ref.errors import Eagle3RefError
 TreeKV = Literal["slot", "ancestor"]
 
 
+def num_candidates(num_steps: int, topk: int) -> int:
+    """Candidates that the draft loop makes: ``topk + (num_steps - 1) * topk**2``."""
+    return topk + (num_steps - 1) * topk**2
+
+
 @dataclass(frozen=True)
 class TreeConfig:
     """The shape of the draft tree, in SGLang's terms.
@@ -53,8 +58,8 @@ class TreeConfig:
 
     @property
     def num_candidates(self) -> int:
-        """Candidates that the draft loop makes: ``topk + (num_steps - 1) * topk**2``."""
-        return self.topk + (self.num_steps - 1) * self.topk**2
+        """Candidates that the draft loop makes."""
+        return num_candidates(self.num_steps, self.topk)
 
     def __str__(self) -> str:
         return f"{self.num_steps}/{self.topk}/{self.num_draft_tokens}"

@@ -7,9 +7,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from eagle3ref.config import AcceptanceRule, TreeConfig
+from eagle3ref.config import AcceptanceRule, TreeConfig, default_rule
 from eagle3ref.errors import Eagle3RefError
-from eagle3ref.sampling import GREEDY_TEMPERATURE, argmax_first, sample, target_probs
+from eagle3ref.sampling import argmax_first, sample, target_probs
 from eagle3ref.target.generate import Sampling
 from eagle3ref.tree import DraftTree
 from eagle3ref.verify import Verification, seeded_coins, seeded_token, verify_greedy, verify_sampled
@@ -44,8 +44,8 @@ class Chooser:
         prompt_index: int,
         sampling_seed: int | None,
     ) -> None:
-        greedy = sampling.temperature < GREEDY_TEMPERATURE
-        self.rule = AcceptanceRule("greedy") if greedy else rule or AcceptanceRule("target_only")
+        default = default_rule(sampling.temperature)
+        self.rule = default if default.name == "greedy" else rule or default
         self.sampling, self._seed = sampling, sampling_seed
         _check(self.rule, sampling, tree, sampling_seed)
         block = tree.num_steps + tree.num_draft_tokens + 1
@@ -90,17 +90,19 @@ class Chooser:
 
 
 def _check(rule: AcceptanceRule, sampling: Sampling, tree: TreeConfig, sampling_seed: int | None) -> None:
-    sampled = sampling.temperature >= GREEDY_TEMPERATURE
-    if sampled and rule.name == "greedy":
+    is_sampled = default_rule(sampling.temperature).name != "greedy"
+    if is_sampled and rule.name == "greedy":
         _refuse(
             f"the rule greedy at temperature {sampling.temperature}",
             "a rule that samples",
             "Leave the rule out for SGLang's default, or the sampling for a greedy answer.",
         )
-    if rule.name in ("rejection", "block") and tree.topk > 1:
+    if rule.needs_chain and tree.topk > 1:
         _refuse(f"the rule {rule.name} with a tree {tree}", "a chain, topk 1", "Use topk 1, or target_only.")
-    if sampling_seed is None or not sampled:
+    if sampling_seed is None or not is_sampled:
         return
+    if not -(2**63) <= sampling_seed < 2**63:
+        _refuse(f"sampling_seed {sampling_seed}", "a number of 64 bits, as the server takes it", "Use a smaller one.")
     if sampling.top_k or sampling.top_p < 1 or rule.drafts == "sampled" or rule.name == "multi_round":
         _refuse(
             f"a sampling_seed with top_k {sampling.top_k}, top_p {sampling.top_p}, {rule.drafts} drafts, "

@@ -24,12 +24,14 @@ class Decoded:
         tokens: int64 [at most max_new_tokens], the answer, cut after an end token.
         roots: token index of the root of each round; the first is the first generated token.
         num_accepted: accepted drafts c of each round; a round commits c + 1 tokens.
+        rule: that decided: at temperature 0 it is greedy, whatever was asked for.
         trajectory: int64, prompt and everything that was committed: the last round may run past the answer's end.
     """
 
     tokens: Tensor
     roots: list[int]
     num_accepted: list[int]
+    rule: AcceptanceRule
     trajectory: Tensor
 
 
@@ -69,11 +71,11 @@ def decode(
         Eagle3RefError: an empty prompt, token ids outside the vocabulary, the rule ``greedy`` at a temperature, a tree
             with branches for a rule of chains, or a sampling_seed where SGLang's numbers are not reproduced.
     """
-    if prompt.ndim != 1 or len(prompt) == 0 or max_new_tokens < 1:
+    if prompt.ndim != 1 or len(prompt) == 0 or prompt.is_floating_point() or max_new_tokens < 1:
         raise Eagle3RefError(
             "decoding a prompt",
-            found=f"a prompt of shape {tuple(prompt.shape)} and max_new_tokens {max_new_tokens}",
-            expected="at least one token id, [T], and at least one new token",
+            found=f"a prompt of shape {tuple(prompt.shape)} and {prompt.dtype}, and max_new_tokens {max_new_tokens}",
+            expected="at least one token id, int64 [T], and at least one new token",
             action="Leave empty prompts out.",
         )
     chooser = Chooser(rule, sampling or Sampling(), tree, max_new_tokens, prompt_index, sampling_seed)
@@ -85,4 +87,4 @@ def decode(
         accepted.append(session.round(tree))
     answer = session.new_tokens()[:max_new_tokens]
     stop = next((i + 1 for i, token in enumerate(answer) if token in ends), len(answer))
-    return Decoded(torch.tensor(answer[:stop]), roots, accepted, torch.tensor(session.tokens))
+    return Decoded(torch.tensor(answer[:stop]), roots, accepted, chooser.rule, torch.tensor(session.tokens))

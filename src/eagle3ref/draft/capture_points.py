@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eagle3ref.config import DraftConfig, MLAConfig
+from eagle3ref.config import DraftConfig
 from eagle3ref.config.draft import EXPORTED_POINTS_KEY
 from eagle3ref.engines import default_capture_points
 from eagle3ref.errors import Eagle3RefError
@@ -60,7 +60,7 @@ def _numbering(config: DraftConfig, given: tuple[int, ...], doing: str) -> tuple
     if config.capture_ids_key == EXPORTED_POINTS_KEY:
         return 0, "written by this package's export"
     # TorchSpec adds 1 to the ids of MLA drafts that it exports for vLLM, and leaves no mark of that.
-    is_shifted_sometimes = config.family == "TorchSpec" and isinstance(config.attention, MLAConfig)
+    is_shifted_sometimes = config.family == "TorchSpec" and config.attention.kind == "mla"
     if given and config.family in _INPUT_NUMBERING:
         return 0, f"in {config.family}'s format"
     if given and given[0] in (1, 2):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from eagle3ref.draft.model import Eagle3Draft
@@ -27,7 +26,7 @@ def supply_embedding(draft: Eagle3Draft, tensors: dict[str, Tensor], shared: Sha
     if own is not None:
         draft.origins["embedding"] = "the draft's own"
         may_be_replaced = shared is not None and draft.config.target_hidden_size == draft.config.hidden_size
-        if shared is not None and may_be_replaced and not _equal(own, shared.embedding()):
+        if shared is not None and may_be_replaced and not shared.has_embedding(own):
             return [
                 "the draft's embedding differs from the target's: SGLang would replace it by the target's, vLLM keeps "
                 "it. Kept here."
@@ -60,7 +59,3 @@ def supply_lm_head(draft: Eagle3Draft, tensors: dict[str, Tensor], shared: Share
                 "(accept len 1.00). Taken from the target here; export the draft with its head."
             ]
     return []
-
-
-def _equal(own: Tensor, theirs: Tensor) -> bool:
-    return own.shape == theirs.shape and torch.equal(own, theirs.to(own.device, own.dtype))

@@ -37,8 +37,15 @@ def target_ids(d2t: Tensor, vocab_size: int, where: str) -> Tensor:
         where: the checkpoint, for messages.
 
     Raises:
-        Eagle3RefError: an id outside the target vocabulary, or two draft ids for one target id.
+        Eagle3RefError: no list of integers, an id outside the target vocabulary, or two draft ids for one target id.
     """
+    if d2t.ndim != 1 or d2t.dtype not in (torch.int32, torch.int64):
+        raise Eagle3RefError(
+            f"reading d2t of {where}",
+            found=f"shape {tuple(d2t.shape)} and dtype {d2t.dtype}",
+            expected="integers, one for each draft id",
+            action="Export the vocabulary map again.",
+        )
     ids = torch.arange(len(d2t)) + d2t.to(torch.int64)
     outside = (ids < 0) | (ids >= vocab_size)
     if bool(outside.any()):

@@ -3,9 +3,9 @@
 from eagle3ref.engines.capture import (
     FEWEST_LAYERS,
     CapturedPoints,
-    capture_points,
     captured_points,
     default_capture_points,
+    ids_that_capture,
 )
 from eagle3ref.engines.catalog import PROFILES, engine_profile
 from eagle3ref.engines.profile import EngineProfile, Source
@@ -19,8 +19,8 @@ __all__ = [
     "CapturedPoints",
     "EngineProfile",
     "Source",
-    "capture_points",
     "captured_points",
     "default_capture_points",
     "engine_profile",
+    "ids_that_capture",
 ]

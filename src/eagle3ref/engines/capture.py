@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from eagle3ref.config import DraftConfig
 from eagle3ref.engines.profile import EngineProfile, IdRule
 from eagle3ref.errors import Eagle3RefError
 
@@ -46,22 +45,6 @@ def default_capture_points(num_layers: int) -> tuple[int, int, int]:
     return points
 
 
-def capture_points(profile: EngineProfile, config: DraftConfig, model_type: str, num_layers: int) -> CapturedPoints:
-    """What the engine captures for the draft of ``config``, as ``captured_points`` has it.
-
-    Args:
-        profile: of the engine.
-        config: of the draft.
-        model_type: of the target's config.json, e.g. ``"llama"`` or ``"kimi_k25"``.
-        num_layers: of the target.
-
-    Raises:
-        Eagle3RefError: the draft names no ids and the target is too small for the default.
-    """
-    written = {} if config.capture_ids is None else {config.capture_ids_key: config.capture_ids}
-    return captured_points(profile, written, model_type, num_layers, config.num_aux_hidden_states)
-
-
 def captured_points(
     profile: EngineProfile, written: Mapping[str, Sequence[int]], model_type: str, num_layers: int, num_states: int
 ) -> CapturedPoints:
@@ -72,7 +55,7 @@ def captured_points(
     Args:
         profile: of the engine.
         written: the lists of ids in the file, by dotted key.
-        model_type: of the target's config.json.
+        model_type: of the target's config.json, e.g. ``"llama"`` or ``"kimi_k25"``.
         num_layers: of the target.
         num_states: A, how many states the draft's ``fc`` takes.
 
@@ -89,15 +72,40 @@ def captured_points(
     wanted = [layer_id + shift for layer_id in asked]
     last = num_layers if _named(model_type, profile.last_point_targets) else num_layers - 1
     points = tuple(sorted({point for point in wanted if 0 <= point <= last}))
+    outside = sorted(set(wanted) - set(points))
     note = _note(key, written, asked, shift, points)
-    if any(not 0 <= point <= last for point in wanted):
-        outside = sorted({point for point in wanted if not 0 <= point <= last})
+    if outside:
         happens = profile.point_outside.get(model_type, profile.point_outside["*"])
         return CapturedPoints(points, note, f"no layer has point {', '.join(map(str, outside))}: {happens}")
     if len(points) != num_states:
         failure = f"{len(points)} states where fc takes {num_states}: it fails on the width at the first forward"
         return CapturedPoints(points, note, failure)
     return CapturedPoints(points, note)
+
+
+def ids_that_capture(
+    profile: EngineProfile, points: tuple[int, ...], model_type: str, num_layers: int
+) -> tuple[int, ...] | None:
+    """The ids, where this engine takes them (``ids_key``), for which it captures just these points; None if none do.
+
+    "Outputs of layers" (one less) come first: a list that starts with 1 is read alike by every SGLang version and
+    for every target.
+
+    Args:
+        profile: of the engine.
+        points: residual streams entering these layers.
+        model_type: of the target's config.json.
+        num_layers: of the target.
+    """
+    key = profile.ids_key
+    if key is None:
+        return None
+    reading = replace(profile, capture_keys=(key,))
+    for ids in (tuple(point - 1 for point in points), points):
+        found = captured_points(reading, {key: ids}, model_type, num_layers, len(points))
+        if found.points == points and found.failure is None:
+            return ids
+    return None
 
 
 def _shift(rule: IdRule, asked: tuple[int, ...], num_layers: int, is_default: bool) -> int:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from eagle3ref.acceptance import AcceptanceCounts
-from eagle3ref.config import AcceptanceRule
+from eagle3ref.config import AcceptanceRule, AttentionKind
 from eagle3ref.config.tree import TreeKV
 from eagle3ref.engines.formulas import Formula
 
-DraftAttention = Literal["gqa", "mla"]
 IdRule = Literal["as_is", "plus_one", "plus_one_if_first_is_1", "plus_one_unless_last_is_n", "plus_one_default_too"]
 UnknownTensors = Literal["dropped", "warned", "refused"]
 
@@ -62,7 +61,6 @@ class EngineProfile:
         id_rules: how an id becomes a capture point, by target. A target that is not named cannot be captured from.
         last_point_targets: the targets where point n, the output of the last layer, is captured.
         point_outside: what happens with a point that no layer has, by target.
-        keeps_id_order: False if states are concatenated in the order of the layers, each once, whatever the list says.
 
         architectures: ``architectures[0]`` of the drafts that it loads, by the draft's attention.
         embedding: whose embedding the draft uses, in words.
@@ -115,18 +113,17 @@ class EngineProfile:
     id_rules: Mapping[str, IdRule]
     last_point_targets: tuple[str, ...]
     point_outside: Mapping[str, str]
-    keeps_id_order: bool
 
-    architectures: Mapping[DraftAttention, tuple[str, ...]]
+    architectures: Mapping[AttentionKind, tuple[str, ...]]
     embedding: str | None
     embedding_of: Literal["target", "draft"] | None
     lm_head: str | None
     missing_lm_head: str | None
     missing_lm_head_is: Literal["target", "random", "refused"] | None
-    honoured_keys: Mapping[DraftAttention, tuple[str, ...]]
-    ignored_keys: Mapping[DraftAttention, tuple[str, ...]]
-    unknown_tensors: Mapping[DraftAttention, UnknownTensors]
-    max_draft_layers: Mapping[DraftAttention, int | None]
+    honoured_keys: Mapping[AttentionKind, tuple[str, ...]]
+    ignored_keys: Mapping[AttentionKind, tuple[str, ...]]
+    unknown_tensors: Mapping[AttentionKind, UnknownTensors]
+    max_draft_layers: Mapping[AttentionKind, int | None]
     fc_skipped_on_equal_width: bool | None
     short_rope: str | None
 
@@ -168,6 +165,11 @@ class EngineProfile:
     def name(self) -> str:
         """As ``engine_profile`` takes it, e.g. ``"sglang==0.5.23"``."""
         return f"{self.package}=={self.version}" if self.versions else self.package
+
+    @property
+    def ids_key(self) -> str | None:
+        """Where this engine takes layer ids: a key of config.json, or else an option of the launch; None if nowhere."""
+        return next(iter(self.capture_keys), self.flags.get("capture_ids"))
 
     def figures(self, counts: AcceptanceCounts) -> dict[str, float]:
         """``accept_length`` and ``accept_rate`` of the log line for these counts, those of the two that it has.

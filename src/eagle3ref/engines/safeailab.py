@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from eagle3ref.config import AcceptanceRule
 from eagle3ref.engines.profile import EngineProfile, Source, facts
+from eagle3ref.engines.sources import no_figures
 
 _CODE = Source("SafeAILab/EAGLE commit cb7e084, eagle/model", "2026-02")
 _NO_SERVER = Source("SafeAILab/EAGLE commit cb7e084: a library, not a server", "2026-02")
@@ -19,7 +20,6 @@ SAFEAILAB = EngineProfile.stated(
         id_rules=dict.fromkeys(("llama", "qwen2", "qwen3", "mixtral"), "as_is"),
         last_point_targets=(),
         point_outside={"*": "no ids are read"},
-        keeps_id_order=False,
     ),
     # How the draft is loaded.
     **facts(
@@ -55,18 +55,9 @@ SAFEAILAB = EngineProfile.stated(
     # Verification.
     **facts(_CODE, sampled_rule=AcceptanceRule("multi_round"), sampled_options={}, sampled_needs=None),
     # What is printed: nothing; the evaluation scripts write the lengths to a file.
+    **no_figures(_NO_SERVER),
     **facts(
         _NO_SERVER,
-        log_format=None,
-        accept_length=None,
-        accept_rate=None,
-        accept_rate_meaning=None,
-        log_interval=None,
-        cuts_last_round_in_log=None,
-        cuts_last_round_in_request=None,
-        prefill_in_request_length=None,
-        request_fields={},
-        metrics={},
         flags={"num_steps": "depth + 1", "topk": "top_k", "num_draft_tokens": "total_token"},
         remarks=("The rope base is 10000 in its linear and dynamic classes, whatever rope_theta says.",),
     ),

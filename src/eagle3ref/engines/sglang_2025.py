@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from eagle3ref.config import AcceptanceRule
+from eagle3ref.config.draft import CAPTURE_IDS_KEY
 from eagle3ref.engines.formulas import length_per_level, length_per_node, length_with_bonus
 from eagle3ref.engines.profile import EngineProfile, IdRule, Source, facts
 from eagle3ref.engines.sources import Releases
@@ -69,7 +70,7 @@ SGLANG_FIRST = EngineProfile.stated(
     **facts(
         _read("0.5.2", "srt/model_executor/model_runner.py"),
         capture_setting="--speculative-algorithm EAGLE3",
-        capture_keys=("eagle_config.eagle_aux_hidden_state_layer_ids",),
+        capture_keys=(f"eagle_config.{CAPTURE_IDS_KEY}",),
     ),
     **facts(
         Source("SGLang PR #21272 (closed, not merged): accept len 1.00 with Kimi-K2.5", "2026-03-24"),
@@ -82,7 +83,6 @@ SGLANG_FIRST = EngineProfile.stated(
         id_rules=dict.fromkeys(_PLAIN_SHIFT, "plus_one"),
         last_point_targets=(),
         point_outside={"*": _NARROW},
-        keeps_id_order=False,
     ),
     # How the draft is loaded.
     **facts(

@@ -42,3 +42,20 @@ def not_established(date: str) -> Source:
         date: ISO date of the search.
     """
     return Source("not established", date)
+
+
+def no_figures(source: Source) -> dict[str, Fact]:
+    """The facts of an engine that prints no acceptance figures, or none that are known."""
+    return facts(
+        source,
+        log_format=None,
+        accept_length=None,
+        accept_rate=None,
+        accept_rate_meaning=None,
+        log_interval=None,
+        cuts_last_round_in_log=None,
+        cuts_last_round_in_request=None,
+        prefill_in_request_length=None,
+        request_fields={},
+        metrics={},
+    )

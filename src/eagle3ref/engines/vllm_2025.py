@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from eagle3ref.config import AcceptanceRule
+from eagle3ref.config.draft import CAPTURE_IDS_KEY
 from eagle3ref.engines.formulas import drafts_per_draft_node, length_with_bonus, length_without_bonus
 from eagle3ref.engines.profile import EngineProfile, Source, facts
 from eagle3ref.engines.sources import Releases
@@ -26,7 +27,6 @@ VLLM_RELEASES = Releases(
     },
 )
 _read, _pull, _span = VLLM_RELEASES.read, VLLM_RELEASES.pull, VLLM_RELEASES.span
-TOP_LEVEL_IDS = "eagle_aux_hidden_state_layer_ids"
 LLAMA_DRAFTS = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _NONE = "vLLM has no such thing"
 
@@ -38,7 +38,6 @@ VLLM_FIRST = EngineProfile.stated(
         _read("0.8.5", "config.py and v1/worker/gpu_model_runner.py"),
         capture_setting='--speculative-config {"method": "eagle3"}',
         capture_keys=(),
-        keeps_id_order=False,
     ),
     without_capture=(None, Source("not established for vLLM", "2026-11-29")),
     **facts(
@@ -152,7 +151,7 @@ VLLM_TOP_LEVEL_IDS = VLLM_RESIDUAL.changed(
     **_span("0.11.1", "0.18.0", "0.17.1"),
     **facts(
         _pull(25961, "2025-10-01", "0.11.1"),
-        capture_keys=(TOP_LEVEL_IDS,),
+        capture_keys=(CAPTURE_IDS_KEY,),
         id_rules={
             **VLLM_RESIDUAL.id_rules,
             **dict.fromkeys(("llama4", "qwen2_5_vl", "qwen3_moe", "qwen3_vl", "mistral3"), "as_is"),

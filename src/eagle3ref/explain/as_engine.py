@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from eagle3ref.config import TreeConfig
 from eagle3ref.draft import Eagle3Draft, load_draft
+from eagle3ref.engines import EngineProfile
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.explain.explanation import Explanation, explain
 from eagle3ref.explain.trap import Trap
@@ -47,23 +48,28 @@ class EngineDraft:
     explanation: Explanation
     differences: tuple[str, ...]
 
+    @property
+    def profile(self) -> EngineProfile:
+        """Of the engine."""
+        return self.explanation.case.profile
+
     def tree(self, asked: TreeConfig | None = None) -> TreeConfig:
         """The tree that the engine runs: for the flags, or for ``asked``.
 
         Raises:
             Eagle3RefError: it runs none, or no such one.
         """
-        profile, found = self.explanation.case.profile, self.explanation.wiring.tree
-        if asked is None and found.tree is not None:
-            return found.tree
-        if asked is None or (asked.topk > 1 and not profile.trees):
-            raise Eagle3RefError(
-                f"choosing a tree as {profile.name} would",
-                found=found.how if asked is None else f"a tree {asked}",
-                expected="a number of speculative tokens" if asked is None else "a chain: this engine has no trees",
-                action="Give --num-steps, or the server's own flags." if asked is None else "Use topk 1.",
-            )
-        return TreeConfig(asked.num_steps, asked.topk, asked.num_draft_tokens, profile.tree_kv or asked.tree_kv)
+        profile, found = self.profile, self.explanation.wiring.tree
+        doing = f"choosing a tree as {profile.name} would"
+        if asked is not None:
+            if asked.topk > 1 and not profile.trees:
+                chain = "a chain: this engine has no trees"
+                raise Eagle3RefError(doing, found=f"a tree {asked}", expected=chain, action="Use topk 1.")
+            return replace(asked, tree_kv=profile.tree_kv or asked.tree_kv)
+        if found.tree is None:
+            action = "Give --num-steps, or the server's own flags."
+            raise Eagle3RefError(doing, found=found.how, expected="a number of speculative tokens", action=action)
+        return found.tree
 
 
 def load_draft_as(

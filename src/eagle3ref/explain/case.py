@@ -10,12 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from eagle3ref.config import DraftConfig, MLAConfig, TargetConfig
+from eagle3ref.config import AttentionKind, DraftConfig, TargetConfig
+from eagle3ref.config.draft import CAPTURE_IDS_KEY
 from eagle3ref.config.draft_speculators import flatten_speculators
 from eagle3ref.config.json_fields import JsonFields
 from eagle3ref.draft.checkpoint import open_draft
 from eagle3ref.engines import PROFILES, EngineProfile
-from eagle3ref.engines.profile import DraftAttention, Source
+from eagle3ref.engines.profile import Source
 from eagle3ref.explain.flags import ServerFlags
 from eagle3ref.weights import Weights
 
@@ -52,10 +53,27 @@ class DraftFiles:
         """Shape of every tensor, by its name in the file."""
         return {name: self.weights.shape(name) for name in sorted(self.weights.names)}
 
+    @cached_property
+    def written_ids(self) -> dict[str, tuple[int, ...]]:
+        """The lists of layer ids in config.json, by dotted key; an engine looks at some of these keys."""
+        fields = JsonFields(self.keys, str(self.folder / "config.json"))
+        nested = fields.object("eagle_config")
+        found = {CAPTURE_IDS_KEY: fields.integers(CAPTURE_IDS_KEY)}
+        if nested is not None:
+            found[f"eagle_config.{CAPTURE_IDS_KEY}"] = nested.integers(CAPTURE_IDS_KEY)
+        return {key: ids for key, ids in found.items() if ids is not None}
+
     @property
-    def attention(self) -> DraftAttention:
+    def names_quantization(self) -> bool:
+        """Whether the files tell an engine how the weights are quantized; a null ``quant_algo`` says they are not."""
+        file = self.folder / "hf_quant_config.json"
+        modelopt = JsonFields.read(file).object("quantization") if file.is_file() else None
+        return bool(self.keys.get("quantization_config") or (modelopt and modelopt.values.get("quant_algo")))
+
+    @property
+    def attention_kind(self) -> AttentionKind:
         """By which of an engine's model classes the draft is served."""
-        return "mla" if isinstance(self.config.attention, MLAConfig) else "gqa"
+        return self.config.attention.kind
 
     def ending(self, name: str) -> str | None:
         """The tensor of that name, whatever prefix it has in the file; None if there is none."""
@@ -68,31 +86,6 @@ class DraftFiles:
 
 
 @dataclass(frozen=True)
-class TargetFacts:
-    """What is known of a target without its weights.
-
-    Args:
-        config: sizes and model_type; its ``path`` may lead to weights, or nowhere.
-        architecture: ``architectures[0]``, which engines choose defaults by; "" if there is no file.
-    """
-
-    config: TargetConfig
-    architecture: str
-
-    @classmethod
-    def of(cls, target: str | Path | TargetConfig) -> TargetFacts:
-        """From a folder with config.json, or from a config that was read before.
-
-        Raises:
-            Eagle3RefError: no readable config.json in that folder.
-        """
-        config = target if isinstance(target, TargetConfig) else TargetConfig.from_folder(target)
-        file = Path(config.path) / "config.json"
-        names = JsonFields.read(file).values.get("architectures") if config.path and file.is_file() else None
-        return cls(config, str(names[0]) if isinstance(names, list) and names else "")
-
-
-@dataclass(frozen=True)
 class Case:
     """One server that could be started.
 
@@ -100,7 +93,7 @@ class Case:
         profile: of the engine's version.
         flags: as typed.
         draft: its files.
-        target: what is known of it.
+        target: its config; its ``path`` may lead to weights, or nowhere.
         prompt_length: tokens of the longest sequence that is expected, if the user said so.
         capture_points: what the draft was trained on, if the user said so.
     """
@@ -108,7 +101,7 @@ class Case:
     profile: EngineProfile
     flags: ServerFlags
     draft: DraftFiles
-    target: TargetFacts
+    target: TargetConfig
     prompt_length: int | None = None
     capture_points: tuple[int, ...] | None = None
 
@@ -130,7 +123,7 @@ class Case:
         value = getattr(profile, field)
         if not isinstance(value, Mapping):
             return value
-        keys = (self.target.config.model_type, self.target.architecture, self.draft.attention, "*")
+        keys = (self.target.model_type, self.target.architecture, self.draft.attention_kind, "*")
         return next((value[key] for key in keys if key in value), None)
 
 

@@ -51,7 +51,7 @@ def config_as_read(draft: DraftFiles, profile: EngineProfile) -> tuple[DraftConf
         The config that the engine runs, and the keys whose value it ignored; only those that make a difference here.
     """
     config, ignored = draft.config, []
-    for key in profile.ignored_keys.get(draft.attention, ()):
+    for key in profile.ignored_keys.get(draft.attention_kind, ()):
         if key == "use_aux_norm" and draft.keys.get("fc_norm"):  # its older name, which then says nothing more
             continue
         without = _WITHOUT.get(key)
@@ -69,5 +69,5 @@ def reads_residual_as_normed(draft: DraftFiles, profile: EngineProfile) -> bool:
 
     Source: vLLM 0.10.1 and later, transformers_utils/configs/speculators/algos.py; speculators itself writes the key.
     """
-    honours = profile.engine == "vLLM" and "norm_before_residual" in profile.honoured_keys.get(draft.attention, ())
+    honours = profile.engine == "vLLM" and "norm_before_residual" in profile.honoured_keys.get(draft.attention_kind, ())
     return honours and draft.config.family == "speculators" and "norm_before_residual" not in draft.keys

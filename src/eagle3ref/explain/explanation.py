@@ -9,7 +9,7 @@ from typing import Any
 
 from eagle3ref.config import TargetConfig
 from eagle3ref.engines import engine_profile
-from eagle3ref.explain.case import Case, DraftFiles, TargetFacts
+from eagle3ref.explain.case import Case, DraftFiles
 from eagle3ref.explain.flags import parse_server_flags
 from eagle3ref.explain.statements import Statement, statements
 from eagle3ref.explain.trap import Trap
@@ -47,7 +47,7 @@ class Explanation:
         return {
             "engine": case.profile.name,
             "draft": str(case.draft.folder),
-            "target": case.target.config.path or case.target.config.name,
+            "target": case.target.path or case.target.name,
             "flags": case.flags.said,
             "unrelated_flags": list(case.flags.unrelated),
             "tree": None if wiring.tree.tree is None else asdict(wiring.tree.tree),
@@ -97,7 +97,7 @@ def explain(
         profile,
         parse_server_flags(profile.engine, flags),
         DraftFiles.open(draft),
-        TargetFacts.of(target),
+        target if isinstance(target, TargetConfig) else TargetConfig.from_folder(target),
         prompt_length,
         points,
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["text", "count", "number", "switch"]
+Kind = Literal["text", "count", "length", "number", "switch"]
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class FlagName:
 
     Args:
         setting: the field of ``ServerFlags``.
-        kind: what its value is; a ``switch`` needs none.
+        kind: what its value is; a ``switch`` needs none, and a ``length`` may be 128k, 128K or auto.
         spellings: on the command line, the usual one first.
     """
 
@@ -39,7 +39,7 @@ class Dialect:
     flags: tuple[FlagName, ...]
     others: tuple[str, ...] = ()
     json_flags: tuple[str, ...] = ()
-    json_keys: Mapping[str, str] | None = None
+    json_keys: Mapping[str, str] = field(default_factory=dict)
     underscores: bool = False
 
     def spelled(self, name: str) -> FlagName | None:
@@ -95,6 +95,7 @@ SGLANG = Dialect(
         "--speculative-ngram-match-type",
         "--speculative-ngram-capacity",
         "--prefill-attention-backend",
+        "--mm-attention-backend",
     ),
 )
 
@@ -105,12 +106,12 @@ VLLM = Dialect(
         _flag("draft_path", "text", "--spec-model"),
         _flag("num_steps", "count", "--spec-tokens"),
         _flag("attention_backend", "text", "--attention-backend"),
-        _flag("context_length", "count", "--max-model-len"),
+        _flag("context_length", "length", "--max-model-len"),
         _flag("quantization", "text", "--quantization", "-q"),
         # Keys of the JSON object that have no flag of their own.
         _flag("draft_attention_backend", "text", "speculative_config.attention_backend"),
         _flag("draft_quantization", "text", "speculative_config.quantization"),
-        _flag("draft_context_length", "count", "speculative_config.max_model_len"),
+        _flag("draft_context_length", "length", "speculative_config.max_model_len"),
         _flag("draft_sample_method", "text", "speculative_config.draft_sample_method"),
         _flag("rejection_sample_method", "text", "speculative_config.rejection_sample_method"),
         _flag("parallel_drafting", "switch", "speculative_config.parallel_drafting"),

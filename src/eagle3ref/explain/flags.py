@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -100,11 +101,14 @@ def parse_server_flags(engine: str, words: Sequence[str]) -> ServerFlags:
             misspelled.append(known)
         elif name in dialect.json_flags:
             for key, inner in _json_settings(name, value).items():
-                flag = dialect.spelled((dialect.json_keys or {}).get(key, ""))
-                if flag is None:
-                    unrelated.append(f"{name} {key}")
-                else:
+                flag = dialect.spelled(dialect.json_keys.get(key, ""))
+                close = difflib.get_close_matches(key, dialect.json_keys, n=1, cutoff=_LOOKS_ALIKE)
+                if flag is not None:
                     values[flag.setting] = _typed(flag, f"{name} {key}", inner)
+                elif close:
+                    misspelled.append(Misspelling(f"{name} {key}", tuple(close)))
+                else:
+                    unrelated.append(f"{name} {key}")
         else:
             unrelated.append(name if value is None else f"{name} {value}")
     return ServerFlags(**values, misspelled=tuple(misspelled), unrelated=tuple(unrelated))  # type: ignore[arg-type]
@@ -115,7 +119,10 @@ def _split(words: Sequence[str]) -> list[str]:
     split: list[str] = []
     for word in words:
         is_line = word.startswith("-") and any(blank in word.partition("=")[0] for blank in " \n")
-        split += shlex.split(word) if is_line else [word]
+        try:
+            split += shlex.split(word) if is_line else [word]
+        except ValueError as error:
+            raise _bad_value("in quotes", word, f"whole words ({error})") from error
     return split
 
 
@@ -150,7 +157,7 @@ def _is_flag(word: str) -> bool:
 
 def _resolve(name: str, dialect: Dialect) -> FlagName | Misspelling | None:
     if name.partition(".")[0] in dialect.json_flags and "." in name:
-        name = (dialect.json_keys or {}).get(name.partition(".")[2].replace("-", "_"), name)
+        name = dialect.json_keys.get(name.partition(".")[2].replace("-", "_"), name)
     exact = dialect.spelled(name)
     if exact is not None or name in dialect.names:
         return exact
@@ -179,10 +186,23 @@ def _typed(flag: FlagName, name: str, value: object) -> object:
         raise _bad_value(name, "nothing after it", "a value")
     if flag.kind == "text":
         return text
+    if flag.kind == "length":
+        return _length(name, text)
     try:
         return int(text) if flag.kind == "count" else float(text)
     except ValueError as error:
         raise _bad_value(name, text, "an integer" if flag.kind == "count" else "a number") from error
+
+
+def _length(name: str, text: str) -> int | None:
+    """Tokens; None where vLLM is to choose (auto, -1). Its small letters are powers of 1000, its large ones of 1024."""
+    if text in ("auto", "-1"):
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG]?)", text)
+    if match is None:
+        raise _bad_value(name, text, "an integer, such as 32768, 32k or 32K, or auto")
+    digits, unit = match.groups()
+    return int(float(digits) * (1000 if unit.islower() else 1024) ** " kmg".index(unit.lower() or " "))
 
 
 def _json_settings(name: str, value: str | None) -> dict[str, object]:

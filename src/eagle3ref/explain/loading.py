@@ -1,20 +1,22 @@
-"""Which of a draft's tensors an engine loads, by their names alone."""
+"""Which of a draft's tensors an engine loads, by their names and shapes alone."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 
-from eagle3ref.config import DraftConfig
+from eagle3ref.config import AttentionKind, DraftConfig
+from eagle3ref.config.json_fields import JsonFields
 from eagle3ref.draft import Eagle3Draft
-from eagle3ref.engines.profile import DraftAttention
 from eagle3ref.explain.case import DraftFiles
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _LATER_NORM = re.compile(r"^layers\.[1-9]\d*\.(input_layernorm|hidden_norm)\.weight$")
-_MAPS = ("d2t", "t2d")
+_KNOWN_BESIDES = re.compile(r"(^|\.)(d2t|t2d)$|rotary_emb\.inv_freq$")
+_SCALE = re.compile(r"\.(weight_scale|weight_scale_inv|input_scale)$")
 
 
 @dataclass(frozen=True)
@@ -25,42 +27,53 @@ class LoadedTensors:
         unknown: names in the file that the engine has no place for, or loads and never uses.
         missing: tensors that the network needs and the file does not give, in our names. Embedding and head are not
             among them: the engine has rules of its own for these.
+        misshapen: tensors of another shape than the network's, each with both shapes.
         num_layers: how many decoder layers the engine builds, from config.json.
         stored_layers: how many the file has.
     """
 
     unknown: tuple[str, ...]
     missing: tuple[str, ...]
+    misshapen: tuple[str, ...]
     num_layers: int
     stored_layers: int
 
 
 def loaded_tensors(engine: str, draft: DraftFiles, config: DraftConfig) -> LoadedTensors:
-    """Hold a draft's tensor names against the network that the engine builds.
+    """Hold a draft's tensor names and shapes against the network that the engine builds.
 
     Args:
         engine: ``"SGLang"`` and ``"vLLM"`` have their own spellings, others take ours.
         draft: the files.
         config: as the engine reads it.
     """
-    built = int(draft.keys.get("num_hidden_layers") or 1)
+    built = JsonFields(draft.keys, str(draft.folder / "config.json")).size("num_hidden_layers", 1)
     # A network of thousands of layers is a target's count in a draft's config; one more than is stored tells it.
     stored = len(
         {match[1] for name in draft.shapes if (match := _LAYER.search(name.replace("midlayer.", "layers.0.")))}
     )
-    wanted = _parameter_names(config, min(built, max(stored, 1) + 1))
-    found, unknown = set(), []
-    for stored_name in draft.shapes:
-        name = engine_name(engine, draft.attention, stored_name)
+    wanted = _parameter_shapes(config, min(built, max(stored, 1) + 1))
+    found, unknown, misshapen = set(), [], []
+    for stored_name, shape in draft.shapes.items():
+        name = engine_name(engine, draft.attention_kind, stored_name)
         if name in wanted:
             found.add(name)
-        elif name is None or name.rpartition(".")[2] not in _MAPS:
+            if shape != wanted[name]:
+                misshapen.append(f"{stored_name} {list(shape)} for {list(wanted[name])}")
+        elif name is None or not (_KNOWN_BESIDES.search(name) or _is_loaded_scale(engine, draft, name, wanted)):
             unknown.append(stored_name)
-    missing = sorted(wanted - found - {"embed_tokens.weight", "lm_head.weight"})
-    return LoadedTensors(tuple(unknown), tuple(missing), built, stored)
+    missing = sorted(wanted.keys() - found - {"embed_tokens.weight", "lm_head.weight"})
+    return LoadedTensors(tuple(unknown), tuple(missing), tuple(misshapen), built, stored)
 
 
-def engine_name(engine: str, attention: DraftAttention, stored: str) -> str | None:
+def _is_loaded_scale(engine: str, draft: DraftFiles, name: str, wanted: Collection[str]) -> bool:
+    """Whether it belongs to a weight that the engine builds quantized. SGLang's Llama class has a plain fc."""
+    weight = _SCALE.sub(".weight", name)
+    is_plain = engine == "SGLang" and draft.attention_kind == "gqa" and weight == "fc.weight"
+    return weight != name and weight in wanted and draft.names_quantization and not is_plain
+
+
+def engine_name(engine: str, attention: AttentionKind, stored: str) -> str | None:
     """Our name of the parameter that an engine loads a stored tensor into; None if it has no such parameter.
 
     Sources: SGLang 0.5.23, models/llama_eagle3.py and models/kimi_k25_eagle3.py (load_weights); vLLM 0.32.0,
@@ -75,7 +88,7 @@ def engine_name(engine: str, attention: DraftAttention, stored: str) -> str | No
     return stored.removeprefix("model.").replace("midlayer.", "layers.0.")
 
 
-def _sglang_name(attention: DraftAttention, stored: str) -> str | None:
+def _sglang_name(attention: AttentionKind, stored: str) -> str | None:
     if attention == "mla":
         if stored.startswith("model."):
             return None
@@ -94,8 +107,8 @@ def _with_norm_of_later_layers(name: str, used: str) -> str | None:
     return name.replace("hidden_norm", "input_layernorm") if match[1] == used else None
 
 
-def _parameter_names(config: DraftConfig, num_layers: int) -> set[str]:
+def _parameter_shapes(config: DraftConfig, num_layers: int) -> dict[str, tuple[int, ...]]:
     points = tuple(range(config.num_aux_hidden_states))
     with torch.device("meta"):
         network = Eagle3Draft(config, num_layers, points, torch.empty(0, dtype=torch.int64))
-    return {name for name, _ in network.named_parameters()}
+    return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}

@@ -60,7 +60,8 @@ def statements(wiring: Wiring) -> tuple[Statement, ...]:
 def _algorithm(wiring: Wiring) -> str:
     case = wiring.case
     if wiring.captures:
-        typed = "" if case.flags.algorithm else f", assumed; a server needs {case.profile.capture_setting}"
+        is_said = case.flags.algorithm or (case.profile.engine == "vLLM" and case.flags.draft_path)
+        typed = "" if is_said else f", assumed; a server needs {case.profile.capture_setting}"
         return f"{wiring.algorithm}{typed}: the target hands over its aux hidden states"
     return f"{wiring.algorithm}: the target hands over no aux hidden states"
 
@@ -105,7 +106,7 @@ def _keys(wiring: Wiring) -> str:
     case = wiring.case
     honoured = [
         key
-        for key in case.profile.honoured_keys.get(case.draft.attention, ())
+        for key in case.profile.honoured_keys.get(case.draft.attention_kind, ())
         if case.draft.keys.get(key) not in (None, False) and isinstance(case.draft.keys[key], bool)
     ]
     said = [f"honoured: {', '.join(honoured)}"] if honoured else []
@@ -116,7 +117,7 @@ def _keys(wiring: Wiring) -> str:
 def _tensors(wiring: Wiring) -> str:
     case = wiring.case
     unknown, missing = len(wiring.tensors.unknown), len(wiring.tensors.missing)
-    handling = case.profile.unknown_tensors.get(case.draft.attention, "of unknown fate")
+    handling = case.profile.unknown_tensors.get(case.draft.attention_kind, "of unknown fate")
     said = f"{len(case.draft.shapes) - unknown} of {len(case.draft.shapes)} are read"
     said += f"; {unknown} with other names are {handling}" if unknown else ""
     return said + (f"; {missing} are missing" if missing else "")

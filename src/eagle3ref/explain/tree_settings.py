@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eagle3ref.config import TreeConfig
+from eagle3ref.config.tree import num_candidates
 from eagle3ref.engines import EngineProfile
 from eagle3ref.explain.flags import ServerFlags
 
@@ -69,7 +70,7 @@ def _checked(profile: EngineProfile, counts: tuple[int, int, int], asked: str, h
     steps, topk, width = counts
     if min(steps, topk) < 1 or width < 2:
         return _refused(asked, "a count below 1: there is nothing to draft")
-    candidates = topk + (steps - 1) * topk**2
+    candidates = num_candidates(steps, topk)
     if width > candidates + 1:
         problem = f"num_draft_tokens {width} is more than the root and {candidates} candidates"
         return TreeSettings(None, asked, how, problem)

@@ -6,12 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
-
 from eagle3ref.config import AcceptanceRule, DraftConfig
 from eagle3ref.draft.capture_points import resolve_capture_points
-from eagle3ref.engines import EngineProfile
-from eagle3ref.engines.capture import CapturedPoints, capture_points, captured_points
+from eagle3ref.engines import CapturedPoints, EngineProfile, captured_points, ids_that_capture
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.explain.case import Case
 from eagle3ref.explain.engine_config import config_as_read
@@ -21,6 +18,7 @@ from eagle3ref.explain.tree_settings import TreeSettings, resolve_tree
 from eagle3ref.target import shared_weights
 
 HeadSupplier = Literal["draft", "target", "embedding", "random", "refused"]
+_VLLM_METHODS = {"eagle-": "eagle", "eagle3": "eagle3"}  # in this order
 _MOST_BYTES_READ = 2**26  # of an embedding, to compare it with the target's: a look at files stays a look
 
 
@@ -30,7 +28,7 @@ class Wiring:
 
     Args:
         case: the files, the engine and the flags.
-        algorithm: of the flags, or the right one if none was typed.
+        algorithm: of the flags, or guessed by the engine, or the right one.
         captures: that algorithm makes the target hand over its aux states.
         tree: the tree that runs.
         captured: the residual streams that the draft gets, if ``captures``; or how the engine fails.
@@ -69,20 +67,19 @@ def resolve_wiring(case: Case) -> Wiring:
     Raises:
         Eagle3RefError: the draft belongs to another target.
     """
-    profile, draft, target = case.profile, case.draft, case.target.config
+    profile, draft, target = case.profile, case.draft, case.target
     draft.config.check_target(target.hidden_size, target.vocab_size, f"explaining {draft.folder} for {target.name}")
     trained, trained_how = _trained(case)
-    captured = capture_points(profile, draft.config, target.model_type, target.num_layers)
     config, ignored = config_as_read(draft, profile)
     return Wiring(
         case=case,
-        algorithm=case.flags.algorithm or _right_algorithm(profile),
+        algorithm=_algorithm(case),
         captures=_captures(case),
         tree=resolve_tree(profile, case.flags, case.target.architecture),
-        captured=captured,
+        captured=_captured(case),
         trained=trained,
         trained_how=trained_how,
-        ids_for_trained=_ids_for(case, trained),
+        ids_for_trained=trained and ids_that_capture(profile, trained, target.model_type, target.num_layers),
         config=config,
         ignored_keys=tuple(ignored),
         tensors=loaded_tensors(profile.engine, draft, config),
@@ -96,35 +93,40 @@ def resolve_wiring(case: Case) -> Wiring:
 def _trained(case: Case) -> tuple[tuple[int, ...] | None, str]:
     try:
         return resolve_capture_points(
-            case.draft.config, case.target.config.num_layers, case.capture_points, str(case.draft.folder)
+            case.draft.config, case.target.num_layers, case.capture_points, str(case.draft.folder)
         )
     except Eagle3RefError as error:
         return None, f"{error.found} does not say on which layers the draft was trained"
+
+
+def _captured(case: Case) -> CapturedPoints:
+    draft, target = case.draft, case.target
+    return captured_points(
+        case.profile,
+        draft.written_ids,
+        target.model_type,
+        target.num_layers,
+        draft.config.num_aux_hidden_states,
+    )
 
 
 def _right_algorithm(profile: EngineProfile) -> str:
     return "eagle3" if profile.engine == "vLLM" else "EAGLE3"
 
 
+def _algorithm(case: Case) -> str:
+    """As typed; or what vLLM makes of the draft's path (0.32.0, config/speculative.py); or the right one."""
+    flags = case.flags
+    if flags.algorithm is None and case.profile.engine == "vLLM" and flags.draft_path is not None:
+        path = flags.draft_path.lower()
+        return next((method for mark, method in _VLLM_METHODS.items() if mark in path), "draft_model")
+    return flags.algorithm or _right_algorithm(case.profile)
+
+
 def _captures(case: Case) -> bool:
     """Whether the algorithm is EAGLE-3; SGLang takes it in either case."""
-    typed, right = case.flags.algorithm, _right_algorithm(case.profile)
-    return typed is None or (typed.upper() if case.profile.engine == "SGLang" else typed) == right
-
-
-def _ids_for(case: Case, trained: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Tried out on the engine's own rule: the inputs, or the outputs of the layers before."""
-    profile, target = case.profile, case.target.config
-    if trained is None or not profile.capture_keys:
-        return None
-    for shift in (0, 1):
-        ids = tuple(point - shift for point in trained)
-        found = captured_points(
-            profile, {profile.capture_keys[0]: ids}, target.model_type, target.num_layers, len(trained)
-        )
-        if found.failure is None and found.points == trained:
-            return ids
-    return None
+    algorithm = _algorithm(case)
+    return (algorithm.upper() if case.profile.engine == "SGLang" else algorithm) == _right_algorithm(case.profile)
 
 
 def _embedding(case: Case) -> Literal["draft", "target"]:
@@ -140,11 +142,9 @@ def _same_embedding(case: Case) -> bool | None:
     if name is None or math.prod(case.draft.shapes[name]) * 2 > _MOST_BYTES_READ:
         return None
     try:
-        theirs = shared_weights(case.target.config.path).embedding()
+        return shared_weights(case.target.path).has_embedding(case.draft.weights.read(name))
     except Eagle3RefError:  # a target of which only config.json is here
         return None
-    own = case.draft.weights.read(name)
-    return own.shape == theirs.shape and torch.equal(own, theirs.to(own.dtype))
 
 
 def _lm_head(case: Case) -> HeadSupplier:

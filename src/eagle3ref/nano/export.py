@@ -12,7 +12,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from eagle3ref.config import GQAConfig, KimiK25Config, MLAConfig, RopeConfig
+from eagle3ref.config.draft import CAPTURE_IDS_KEY
 from eagle3ref.draft import Eagle3Draft
+from eagle3ref.draft.export.config_json import attention_keys
 from eagle3ref.target.int4 import pack_int4, quantize_int4
 from eagle3ref.target.kimi_k25 import KimiK25Target
 
@@ -109,7 +111,7 @@ def _target_config(config: KimiK25Config, special_ids: dict[str, int]) -> dict[s
         "attention_bias": False,
         "tie_word_embeddings": False,
         "num_nextn_predict_layers": 0,
-        **_mla_keys(config.attention),
+        **_attention_keys(config.attention),
         **ids,
         "n_routed_experts": config.moe.num_experts,
         "num_experts_per_tok": config.moe.num_experts_per_token,
@@ -139,7 +141,7 @@ def _draft_config(draft: Eagle3Draft) -> dict[str, Any]:
     attention = config.attention
     return {
         "architectures": [config.architecture],
-        "model_type": "kimi_k2" if isinstance(attention, MLAConfig) else "llama",
+        "model_type": "kimi_k2" if attention.kind == "mla" else "llama",
         "dtype": "bfloat16",
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -151,36 +153,17 @@ def _draft_config(draft: Eagle3Draft) -> dict[str, Any]:
         "max_position_embeddings": config.max_position_embeddings,
         "attention_bias": False,
         "tie_word_embeddings": False,
-        **(_mla_keys(attention) if isinstance(attention, MLAConfig) else _gqa_keys(attention)),
+        **_attention_keys(attention),
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(config.capture_ids or ()),
+            CAPTURE_IDS_KEY: list(config.capture_ids or ()),
             "use_aux_hidden_state": True,
         },
     }
 
 
-def _gqa_keys(attention: GQAConfig) -> dict[str, Any]:
-    return {
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "rope_theta": attention.rope.theta,
-        "rope_scaling": _rope_scaling(attention.rope),
-    }
-
-
-def _mla_keys(attention: MLAConfig) -> dict[str, Any]:
-    return {
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_heads,
-        "q_lora_rank": attention.q_lora_rank,
-        "kv_lora_rank": attention.kv_lora_rank,
-        "qk_nope_head_dim": attention.qk_nope_head_dim,
-        "qk_rope_head_dim": attention.qk_rope_head_dim,
-        "v_head_dim": attention.v_head_dim,
-        "rope_theta": attention.rope.theta,
-        "rope_scaling": _rope_scaling(attention.rope),
-    }
+def _attention_keys(attention: GQAConfig | MLAConfig) -> dict[str, Any]:
+    rope = {"rope_theta": attention.rope.theta, "rope_scaling": _rope_scaling(attention.rope)}
+    return {**attention_keys(attention), **rope}
 
 
 def _rope_scaling(rope: RopeConfig) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from eagle3ref.config import DraftConfig, GQAConfig, RopeConfig
+from eagle3ref.config.draft import CAPTURE_IDS_KEY
 from eagle3ref.draft import Eagle3Draft
 from eagle3ref.nano.train_target import ARCHITECTURE, ATTENTION, learning_rate_share
 from eagle3ref.nn import Prefix, Rows
@@ -34,7 +35,7 @@ _GQA = DraftConfig(
     max_position_embeddings=4096,
     attention=GQAConfig(5, 1, 32, RopeConfig(32, 10000.0)),
     capture_ids=CAPTURE_IDS,
-    capture_ids_key="eagle_config.eagle_aux_hidden_state_layer_ids",
+    capture_ids_key=f"eagle_config.{CAPTURE_IDS_KEY}",
 )
 CONFIGS = {
     "gqa": _GQA,

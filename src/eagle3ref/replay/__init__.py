@@ -2,14 +2,13 @@
 
 from eagle3ref.replay.probabilities import gives_probabilities
 from eagle3ref.replay.replay import replay, replay_rounds
-from eagle3ref.replay.replayability import Replayability, following_rule, replayability
+from eagle3ref.replay.replayability import Replayability, replayability
 from eagle3ref.replay.rounds import SequenceRounds, count_rounds
 
 __all__ = [
     "Replayability",
     "SequenceRounds",
     "count_rounds",
-    "following_rule",
     "gives_probabilities",
     "replay",
     "replay_rounds",

@@ -55,8 +55,9 @@ class Batch:
         eagle_worker_v2.py), so they depend on the trajectory only. Row L-1 leads to the drafts of root L.
         """
         device = draft.target_ids.device
-        tokens = torch.nn.utils.rnn.pad_sequence([s.tokens for s in sequences], batch_first=True, padding_value=-1)
-        tokens = tokens.to(device)
+        tokens = torch.nn.utils.rnn.pad_sequence(
+            [sequence.tokens for sequence in sequences], batch_first=True, padding_value=-1
+        ).to(device)
         batch, longest = tokens.shape
         cache = KVCache(len(draft.layers), batch, device)
         states, normed = [], []
@@ -73,7 +74,7 @@ class Batch:
             cache.keep((rows - start).expand(batch, -1), torch.full((batch,), len(rows), device=device))
             states.append(output.state[:, 0])
             normed.append(output.normed[:, 0])
-        lengths = torch.tensor([len(s.tokens) for s in sequences], device=device)
+        lengths = torch.tensor([len(sequence.tokens) for sequence in sequences], device=device)
         return cls(tokens, lengths, cache, torch.cat(states, 1), torch.cat(normed, 1))
 
     def before(self, root: Tensor) -> tuple[Tensor, Tensor]:

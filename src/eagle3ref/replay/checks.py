@@ -8,8 +8,6 @@ from eagle3ref.errors import Eagle3RefError
 from eagle3ref.replay.replayability import replayability
 from eagle3ref.trace import Trace
 
-_CHAIN_RULES = ("rejection", "block")
-
 
 def check_fit(trace: Trace, draft: Eagle3Draft, tree: TreeConfig) -> None:
     """Refuse a trace that is empty or was not recorded for this draft, and a topk that the draft cannot give."""
@@ -36,7 +34,8 @@ def check_fit(trace: Trace, draft: Eagle3Draft, tree: TreeConfig) -> None:
 
 def check_answers(trace: Trace, tree: TreeConfig) -> None:
     """Refuse answers of which none is longer than the lookahead."""
-    doing, longest = f"replaying the trace {trace.path}", max(e.num_tokens - e.prompt_length for e in trace.entries)
+    doing = f"replaying the trace {trace.path}"
+    longest = max(entry.num_tokens - entry.prompt_length for entry in trace.entries)
     if tree.num_steps >= longest:
         found = f"answers of at most {longest} tokens"
         needed = f"one of more than num_steps = {tree.num_steps}, or every round runs past the end of the record"
@@ -46,7 +45,7 @@ def check_answers(trace: Trace, tree: TreeConfig) -> None:
 def check_rule(trace: Trace, tree: TreeConfig, rule: AcceptanceRule, *, has_target: bool) -> None:
     """Refuse a rule that the trace says nothing about, and one for chains on a tree."""
     doing = f"replaying the trace {trace.path} under the rule {rule.name}"
-    if rule.name in _CHAIN_RULES and tree.topk > 1:
+    if rule.needs_chain and tree.topk > 1:
         action = "Use topk 1, or the rule target_only or multi_round."
         raise Eagle3RefError(doing, found=f"topk {tree.topk}", expected="a chain, topk 1", action=action)
     has_states = trace[0].final_hidden_state is not None

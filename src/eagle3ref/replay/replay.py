@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from eagle3ref.acceptance import AcceptanceCounts, Kind
-from eagle3ref.config import AcceptanceRule, TreeConfig
+from eagle3ref.config import AcceptanceRule, TreeConfig, default_rule
 from eagle3ref.draft import Eagle3Draft
 from eagle3ref.replay.checks import check_answers, check_fit, check_rule
 from eagle3ref.replay.probabilities import target_head
-from eagle3ref.replay.replayability import following_rule
 from eagle3ref.replay.rounds import SequenceRounds, count_rounds
 from eagle3ref.replay.walk import walk_batch
 from eagle3ref.target import Target
@@ -54,7 +53,7 @@ def replay(
             are not finite, more ``topk`` than draft tokens, no answer longer than ``num_steps``, a rule that the
             trace says nothing about, or a target that is not the trace's.
     """
-    rule = rule or following_rule(trace.header)
+    rule = rule or default_rule(trace.header.sampling.temperature)
     check_fit(trace, draft, tree)
     check_answers(trace, tree)
     rounds = []
@@ -77,7 +76,7 @@ def replay_rounds(
     batch_tokens: int = DEFAULT_BATCH_TOKENS,
 ) -> Iterator[SequenceRounds]:
     """As ``replay``, round by round; sequences come in order of length."""
-    rule = rule or following_rule(trace.header)
+    rule = rule or default_rule(trace.header.sampling.temperature)
     check_fit(trace, draft, tree)
     check_rule(trace, tree, rule, has_target=target is not None)
     head = None if target is None else target_head(target, trace, draft.target_ids.device)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from eagle3ref.config import AcceptanceRule
-from eagle3ref.sampling import GREEDY_TEMPERATURE
+from eagle3ref.config import AcceptanceRule, default_rule
 from eagle3ref.trace import TraceHeader
 
 
@@ -28,11 +27,6 @@ class Replayability:
     action: str = ""
 
 
-def following_rule(header: TraceHeader) -> AcceptanceRule:
-    """The rule of a replay that is not told one: greedy at temperature 0, else target-only, SGLang's default."""
-    return AcceptanceRule("greedy" if _is_greedy(header) else "target_only")
-
-
 def replayability(
     rule: AcceptanceRule, header: TraceHeader, *, has_final_hidden_state: bool, has_target: bool
 ) -> Replayability:
@@ -45,10 +39,11 @@ def replayability(
         has_target: whether the target's output projection is at hand, which turns them into probabilities.
     """
     temperature, has_probabilities = header.sampling.temperature, has_final_hidden_state and has_target
-    if rule.name == "greedy" and not _is_greedy(header):
+    is_greedy = default_rule(temperature).name == "greedy"
+    if rule.name == "greedy" and not is_greedy:
         reason = f"the greedy rule follows the target's first choices; these are draws at temperature {temperature:g}"
         return _impossible(reason, "Capture again with temperature 0.")
-    if rule.name != "greedy" and _is_greedy(header):
+    if rule.name != "greedy" and is_greedy:
         reason = f"the rule {rule.name} follows draws of the target; these are its first choices (temperature 0)"
         return _impossible(
             reason, "Capture with the temperature to measure at. At temperature 0 every rule is the greedy one."
@@ -67,10 +62,6 @@ def replayability(
         return Replayability("unbiased", has_probabilities, reason)
     reason = "a draft is kept if and only if it is the next token, and the record is a draw of the target's text"
     return Replayability("unbiased", has_probabilities, reason)
-
-
-def _is_greedy(header: TraceHeader) -> bool:
-    return header.sampling.temperature < GREEDY_TEMPERATURE
 
 
 def _impossible(reason: str, action: str) -> Replayability:

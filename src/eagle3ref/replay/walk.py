@@ -46,7 +46,7 @@ def walk_batch(
         play = partial(play_sampled_drafts, coins=coins, probabilities=probabilities, as_block=rule.name == "block")
     else:
         play = partial(play_top_drafts, probabilities=probabilities)
-    root = torch.tensor([s.prompt_length for s in sequences], device=batch.tokens.device)
+    root = torch.tensor([sequence.prompt_length for sequence in sequences], device=batch.tokens.device)
     roots, outcomes = [root.new_zeros(len(root), 0)], [_no_round(root, tree.num_steps)]
     while bool((active := root + 1 < batch.lengths).any()):
         # A finished sequence idles at its last root, and its rounds there are dropped.

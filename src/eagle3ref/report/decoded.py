@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from eagle3ref.config import AcceptanceRule, TreeConfig
+from eagle3ref.config import TreeConfig
 from eagle3ref.decode import Decoded
 from eagle3ref.report.style import facts
 
@@ -34,8 +34,8 @@ class DecodedPrompt:
     same_as_plain: bool | None = None
 
 
-def decoded_report(answers: Sequence[DecodedPrompt], tree: TreeConfig, rule: AcceptanceRule) -> RenderableType:
-    """One line for each answer, and the rounds of all together."""
+def decoded_report(answers: Sequence[DecodedPrompt], tree: TreeConfig) -> RenderableType:
+    """One line for each of at least one answer, and the rounds of all together."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("prompt", "tokens", "rounds", "length"):
         table.add_column(name, justify="left" if name == "prompt" else "right", no_wrap=True)
@@ -51,6 +51,7 @@ def decoded_report(answers: Sequence[DecodedPrompt], tree: TreeConfig, rule: Acc
             " ".join(map(str, accepted)),
             Text(_beginning(answer.text or "")),
         )
+    rule = answers[0].decoded.rule
     every = [count for answer in answers for count in answer.decoded.num_accepted]
     rows = [
         ("tree", f"{tree} (num_steps/topk/num_draft_tokens)"),
@@ -60,12 +61,12 @@ def decoded_report(answers: Sequence[DecodedPrompt], tree: TreeConfig, rule: Acc
     return Group(table, "", facts([*rows, *_lossless(answers)]))
 
 
-def decoded_document(answers: Sequence[DecodedPrompt], tree: TreeConfig, rule: AcceptanceRule) -> dict[str, Any]:
+def decoded_document(answers: Sequence[DecodedPrompt], tree: TreeConfig) -> dict[str, Any]:
     """The same as plain values, for JSON."""
     return {
         "tree": str(tree),
-        "rule": rule.name,
-        "drafts": rule.drafts,
+        "rule": answers[0].decoded.rule.name,
+        "drafts": answers[0].decoded.rule.drafts,
         "answers": [
             {
                 "id": answer.id,

@@ -24,7 +24,7 @@ def explanation_report(explanation: Explanation) -> RenderableType:
     case, wrong = explanation.case, [trap for trap in explanation.traps if trap.is_wrong]
     title = Text.assemble(
         (case.profile.name, "bold cyan"),
-        f" with draft {case.draft.folder} on target {case.target.config.name}",
+        f" with draft {case.draft.folder} on target {case.target.name}",
     )
     count = f"{len(wrong)} thing{'s' if len(wrong) > 1 else ''} wrong" if wrong else "nothing wrong"
     remarks = len(explanation.traps) - len(wrong)

@@ -6,7 +6,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from eagle3ref.config import MLAConfig
 from eagle3ref.inspection import DraftInspection, TargetInspection, TensorGroup, TraceSummary
 from eagle3ref.report.style import facts, percent, size
 
@@ -48,7 +47,7 @@ def trace_report(trace: TraceSummary) -> RenderableType:
 
 def _draft_facts(found: DraftInspection) -> Table:
     config = found.config
-    attention = "MLA" if isinstance(config.attention, MLAConfig) else "GQA"
+    attention = config.attention.kind.upper()
     return facts(
         [
             ("architecture", f"{config.architecture}, {attention}, {config.attention.num_heads} heads"),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from eagle3ref.config import TargetConfig
@@ -24,6 +25,11 @@ class SharedWeights:
     config: TargetConfig
     embedding: Callable[[], Tensor]
     lm_head: Callable[[], Tensor]
+
+    def has_embedding(self, other: Tensor) -> bool:
+        """Whether another embedding is this one, in its own dtype and on its own device."""
+        own = self.embedding()
+        return own.shape == other.shape and torch.equal(own.to(other.device, other.dtype), other)
 
 
 def shared_weights(target: Target | str | Path) -> SharedWeights:

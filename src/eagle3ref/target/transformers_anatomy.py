@@ -89,6 +89,7 @@ def config_of_model(model: PreTrainedModel) -> TargetConfig:
         vocab_size=config.vocab_size,
         max_position_embeddings=getattr(config, "max_position_embeddings", _UNLIMITED),
         eos_token_ids=tuple(sorted(ends)),
+        architecture=type(model).__name__,
     )
 
 

@@ -51,7 +51,7 @@ def verify_block(
 
 def _ratios(target: Tensor, draft: Tensor) -> Tensor:
     """[B, N-1] each -> [B, N], ratio_0 .. ratio_{N-1}. A draft probability that is none ends the chain."""
-    ratios = [torch.ones_like(target[:, 0])]
+    ratios = [target.new_ones(len(target))]  # a root alone has no drafts
     for i in range(target.shape[1]):
         valid = (draft[:, i] > 0) & (draft[:, i] <= 1)
         ratios.append((ratios[-1] * target[:, i] / draft[:, i]).clamp(max=1).where(valid, 0.0))
@@ -69,4 +69,4 @@ def _bounds(target_probs: Tensor, draft_probs: Tensor, ratios: Tensor) -> Tensor
         inside = (ratios[:, i] > 0) & (ratios[:, i] < 1)
         # SGLang compares with ratio and bound; without rounding the bound is never the larger one.
         bounds.append(torch.minimum(bound, ratios[:, i]).where(inside, ratios[:, i]))
-    return torch.stack([*bounds, ratios[:, -1]], 1)
+    return torch.stack([*bounds, ratios[:, -1]], 1)[:, :size]

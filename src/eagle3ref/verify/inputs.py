@@ -13,7 +13,8 @@ from eagle3ref.tree import DraftTree
 
 
 def check_inputs(tree: DraftTree, target_probs: Tensor, uniforms: Tensor, final_uniforms: Tensor) -> None:
-    """Refuse target_probs that are not [B, N, V], uniforms that are not [B, N] and [B], or not in 0 to 1."""
+    """Refuse target_probs that are not [B, N, V] or no probabilities, uniforms that are not [B, N] and [B] in 0 to 1,
+    and draft tokens that are outside the vocabulary or stand twice under one parent."""
     shapes = [list(part.shape) for part in (target_probs, uniforms, final_uniforms)]
     nodes = list(tree.tokens.shape)
     if target_probs.dim() != 3 or [shapes[0][:2], *shapes[1:]] != [nodes, nodes, nodes[:1]]:
@@ -25,6 +26,11 @@ def check_inputs(tree: DraftTree, target_probs: Tensor, uniforms: Tensor, final_
     drafts = tree.tokens[:, 1:]  # nobody asks how probable the root was
     if not ((drafts >= 0) & (drafts < size)).all():
         _refuse("a draft token outside the target vocabulary", f"ids 0 to {size - 1}")
+    if not ((target_probs >= 0) & target_probs.isfinite()).all():
+        _refuse("a target probability that is negative or not finite", "probabilities, not logits")
+    places = (tree.parents * size + tree.tokens)[:, 1:].sort().values
+    if (places[:, 1:] == places[:, :-1]).any():
+        _refuse("two siblings with one token", "siblings that differ: the mass of a token counts once")
 
 
 def chain_draft_probs(tree: DraftTree, target_probs: Tensor, draft_probs: Tensor | None) -> Tensor:

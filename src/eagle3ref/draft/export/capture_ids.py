@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from eagle3ref.config import TargetConfig
-from eagle3ref.draft.export.config_json import IDS_KEY
 from eagle3ref.draft.export.layouts import READER, ExportFormat
-from eagle3ref.engines import captured_points, engine_profile
+from eagle3ref.engines import captured_points, engine_profile, ids_that_capture
 from eagle3ref.errors import Eagle3RefError
 
 _PROFILE = {"sglang": "sglang==0.5.23", "vllm": "vllm==0.32.0"}
-_KEY = {"sglang": f"eagle_config.{IDS_KEY}", "vllm": IDS_KEY}
 
 
 def capture_ids(
@@ -17,8 +15,7 @@ def capture_ids(
 ) -> tuple[int, ...]:
     """The ids to write.
 
-    The engine's own rule decides, tried on "outputs of layers" (one less) first: what starts with 1 that way is read
-    alike by every SGLang version and every target. speculators takes inputs of layers, always.
+    The engine's own rule decides; speculators takes inputs of layers, always.
 
     Args:
         points: residual streams entering these layers.
@@ -30,7 +27,6 @@ def capture_ids(
         Eagle3RefError: SGLang, points that do not start with 2, and no target; or a target on which the engine can
             not be made to capture these points.
     """
-    outputs = tuple(point - 1 for point in points)
     if format == "speculators":
         return points
     if target is None:
@@ -41,13 +37,13 @@ def capture_ids(
                 expected="a target: SGLang adds 1 to the ids of some targets, and to those of others it does not",
                 action="Pass the target.",
             )
-        return outputs if format == "sglang" else points
+        return tuple(point - 1 for point in points) if format == "sglang" else points
     profile = engine_profile(_PROFILE[format])
-    for ids in (outputs, points):
-        written = {_KEY[format]: ids}
-        found = captured_points(profile, written, target.model_type, target.num_layers, len(points))
-        if found.points == points and found.failure is None:
-            return ids
+    ids = ids_that_capture(profile, points, target.model_type, target.num_layers)
+    if ids is not None:
+        return ids
+    written = {profile.capture_keys[0]: points}
+    found = captured_points(profile, written, target.model_type, target.num_layers, len(points))
     raise Eagle3RefError(
         doing,
         found=f"capture points {points} on a {target.model_type} target ({found.failure or found.note})",

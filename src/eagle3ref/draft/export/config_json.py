@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from eagle3ref.config import DraftConfig, GQAConfig, MLAConfig, TargetConfig
+from eagle3ref.config.draft import CAPTURE_IDS_KEY
 from eagle3ref.draft.export.layouts import ExportFormat, LayerKind, layer_kind
 from eagle3ref.draft.export.rope_json import partial_rotary_factor, rope_scaling
 from eagle3ref.draft.model import Eagle3Draft
 from eagle3ref.version import __version__
 
-IDS_KEY = "eagle_aux_hidden_state_layer_ids"
-_MODEL_TYPE: dict[LayerKind, str] = {"llama": "llama", "qwen3": "qwen3", "mla": "deepseek_v3"}
+# Not deepseek_v3: vLLM takes a draft of that type for DeepSeek's own MTP layer (config/speculative.py).
+_MODEL_TYPE: dict[LayerKind, str] = {"llama": "llama", "qwen3": "qwen3", "mla": "kimi_k2"}
 _SGLANG_ARCHITECTURE: dict[LayerKind, str] = {
     "llama": "LlamaForCausalLMEagle3",
     "mla": "Eagle3DeepseekV2ForCausalLM",
@@ -63,9 +64,9 @@ def config_json(
 
 def _capture(format: ExportFormat, ids: tuple[int, ...]) -> dict[str, Any]:
     if format == "sglang":
-        return {"eagle_config": {IDS_KEY: list(ids), "use_aux_hidden_state": True}}
+        return {"eagle_config": {CAPTURE_IDS_KEY: list(ids), "use_aux_hidden_state": True}}
     # vLLM's Llama class counts the states without looking at the ids at top level.
-    return {"num_aux_hidden_states": len(ids), IDS_KEY: list(ids)}
+    return {"num_aux_hidden_states": len(ids), CAPTURE_IDS_KEY: list(ids)}
 
 
 def _norm_flags(config: DraftConfig) -> dict[str, bool]:
@@ -92,21 +93,20 @@ def _layer(draft: Eagle3Draft) -> dict[str, Any]:
         "max_position_embeddings": config.max_position_embeddings,
         "tie_word_embeddings": False,
         "mlp_bias": config.mlp_bias,
-        **(_mla(config.attention) if isinstance(config.attention, MLAConfig) else _gqa(config.attention)),
+        "attention_bias": isinstance(config.attention, GQAConfig) and config.attention.bias,
+        **attention_keys(config.attention),
         **_windows(config),
     }
 
 
-def _gqa(attention: GQAConfig) -> dict[str, Any]:
-    return {
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "attention_bias": attention.bias,
-    }
-
-
-def _mla(attention: MLAConfig) -> dict[str, Any]:
+def attention_keys(attention: GQAConfig | MLAConfig) -> dict[str, Any]:
+    """Heads and widths, as transformers, SGLang and vLLM read them; rope and biases aside."""
+    if isinstance(attention, GQAConfig):
+        return {
+            "num_attention_heads": attention.num_heads,
+            "num_key_value_heads": attention.num_kv_heads,
+            "head_dim": attention.head_dim,
+        }
     return {
         "num_attention_heads": attention.num_heads,
         "num_key_value_heads": attention.num_heads,
@@ -115,7 +115,6 @@ def _mla(attention: MLAConfig) -> dict[str, Any]:
         "qk_nope_head_dim": attention.qk_nope_head_dim,
         "qk_rope_head_dim": attention.qk_rope_head_dim,
         "v_head_dim": attention.v_head_dim,
-        "attention_bias": False,
         **({} if attention.interleaved else {"rope_interleave": False}),
     }
 
@@ -164,7 +163,7 @@ def _speculators(draft: Eagle3Draft, ids: tuple[int, ...], target: TargetConfig 
         **_norm_flags(config),
         "target_hidden_size": None,
         "embed_requires_grad": False,
-        IDS_KEY: list(ids),
+        CAPTURE_IDS_KEY: list(ids),
         "tie_word_embeddings": False,
         "transformer_layer_config": {**_layer(draft), "rope_parameters": rope},
     }

@@ -55,6 +55,8 @@ def export_draft(
         )
     refuse_losses(draft, format, doing)
     shared = None if target is None else shared_weights(target)
+    if shared is not None:
+        draft.config.check_target(shared.config.hidden_size, shared.config.vocab_size, doing)
     ids = capture_ids(draft.capture_points, format, None if shared is None else shared.config, doing)
     config = config_json(draft, format, ids, None if shared is None else shared.config)
     tensors = _named(draft, format, keep_embedding=_needs_embedding(draft, format, shared, doing))
@@ -71,9 +73,7 @@ def _needs_embedding(draft: Eagle3Draft, format: ExportFormat, shared: SharedWei
     config = draft.config
     if format == "speculators" or shared is None or config.target_hidden_size != config.hidden_size:
         return True
-    config.check_target(shared.config.hidden_size, shared.config.vocab_size, doing)
-    own = draft.embed_tokens.weight
-    same = torch.equal(own, shared.embedding().to(own.device, own.dtype))
+    same = shared.has_embedding(draft.embed_tokens.weight)
     if format == "sglang" and not same:
         raise Eagle3RefError(
             doing,

@@ -13,6 +13,7 @@ from eagle3ref.explain.traps.capture import (
     other_points,
     points_outside,
     unknown_training,
+    unsupported_target,
 )
 from eagle3ref.explain.traps.flags import (
     adaptive_steps,
@@ -34,15 +35,14 @@ from eagle3ref.explain.traps.forward import (
     skipped_fc,
 )
 from eagle3ref.explain.traps.sampling import low_thresholds, rejection_sampling
+from eagle3ref.explain.traps.shared import missing_head, replaced_embedding, replaced_head, wrong_vocabulary_map
 from eagle3ref.explain.traps.tensors import (
-    missing_head,
     quantized_draft,
-    replaced_embedding,
-    replaced_head,
+    taken_for_mtp,
     tensors_not_loaded,
     too_many_layers,
     unsupported_architecture,
-    wrong_vocabulary_map,
+    wrong_shapes,
 )
 from eagle3ref.explain.wiring import Wiring
 
@@ -59,15 +59,18 @@ ALL_TRAPS: tuple[Callable[[Wiring], Iterator[Trap]], ...] = (
     refused_topk,
     unnamed_backend,
     inherited_backend,
+    unsupported_target,
     points_outside,
     ids_not_read,
     ids_out_of_order,
     other_points,
     unknown_training,
     unsupported_architecture,
+    taken_for_mtp,
     too_many_layers,
     key_that_crashes,
     tensors_not_loaded,
+    wrong_shapes,
     missing_head,
     replaced_head,
     replaced_embedding,

@@ -45,7 +45,7 @@ def unnamed_backend(wiring: Wiring) -> Iterator[Trap]:
     """A tree for an MLA draft, and a backend that the server will choose by the GPU."""
     case = wiring.case
     tree = wiring.tree.tree
-    if case.draft.attention != "mla" or tree is None or tree.topk == 1 or _draft_backend(case) is not None:
+    if case.draft.attention_kind != "mla" or tree is None or tree.topk == 1 or _draft_backend(case) is not None:
         return
     yield Trap(
         "unnamed-backend",
@@ -61,7 +61,7 @@ def inherited_backend(wiring: Wiring) -> Iterator[Trap]:
     """A backend made for an MLA target, handed on to a draft without MLA."""
     case = wiring.case
     backend = _draft_backend(case)
-    if case.profile.engine != "SGLang" or case.draft.attention != "gqa" or backend not in _MLA_ONLY:
+    if case.profile.engine != "SGLang" or case.draft.attention_kind != "gqa" or backend not in _MLA_ONLY:
         return
     yield Trap(
         "inherited-backend",
@@ -82,7 +82,7 @@ def _draft_backend(case: Case) -> str | None:
 def _refusing(case: Case) -> list[str]:
     flags, refused = case.flags, case.profile.topk_refused_by
     own = _draft_backend(case)
-    found = {own} if own in refused or (own == "flashinfer" and case.draft.attention == "mla") else set()
+    found = {own} if own in refused or (own == "flashinfer" and case.draft.attention_kind == "mla") else set()
     found |= {_REFUSES_ANYWHERE} & {*refused} & {flags.attention_backend, flags.decode_attention_backend}
     return sorted(name for name in found if name is not None)
 

@@ -9,15 +9,31 @@ from eagle3ref.explain.trap import Trap
 from eagle3ref.explain.wiring import Wiring
 
 
+def unsupported_target(wiring: Wiring) -> Iterator[Trap]:
+    """A target that is not known to hand over its states on this engine, whatever the ids."""
+    case = wiring.case
+    if wiring.captures and not _can_capture(case):
+        yield Trap(
+            "unsupported-target",
+            "fails at start",
+            f"model_type = {case.target.model_type!r} is none of the targets with EAGLE-3 capture that were read for "
+            f"{case.profile.name}",
+            "an error while the server starts, that the model does not support EAGLE-3; if none comes, nothing is "
+            "known here of the layers",
+            f"Use another release or engine; read for this one: {', '.join(sorted(case.profile.id_rules))}.",
+            case.source("id_rules"),
+        )
+
+
 def points_outside(wiring: Wiring) -> Iterator[Trap]:
     """An id that becomes the input of no layer."""
     case = wiring.case
-    if not wiring.captures or wiring.captured.failure is None:
+    if not wiring.captures or wiring.captured.failure is None or not _can_capture(case):
         return
     yield Trap(
         "ids-outside",
         "fails at first forward",
-        f"{_ids(case)} of {case.target.config.num_layers} layers",
+        f"{_ids(case)} of {case.target.num_layers} layers",
         wiring.captured.failure,
         _right_ids(wiring),
         case.source("point_outside"),
@@ -45,8 +61,10 @@ def other_points(wiring: Wiring) -> Iterator[Trap]:
 def ids_not_read(wiring: Wiring) -> Iterator[Trap]:
     """Ids under a key that this engine does not look at."""
     case = wiring.case
-    config = case.draft.config
-    if not wiring.captures or config.capture_ids is None or config.capture_ids_key in case.profile.capture_keys:
+    written = case.draft.written_ids
+    if not wiring.captures or wiring.captured.failure is not None:  # which is the first to be put right
+        return
+    if not written or any(key in case.profile.capture_keys for key in written):
         return
     lost = wiring.captured.points != wiring.trained
     yield Trap(
@@ -54,7 +72,7 @@ def ids_not_read(wiring: Wiring) -> Iterator[Trap]:
         "silent, costs acceptance" if lost else "harmless",
         f"{_ids(case)} is not read; the inputs of layers {list(wiring.captured.points)} are captured by default",
         "no error, no warning" + ("" if lost else "; the default happens to be what the draft was trained on"),
-        f"Move the list to {case.profile.capture_keys[0]}.",
+        _right_ids(wiring),
         case.source("capture_keys"),
     )
 
@@ -62,8 +80,8 @@ def ids_not_read(wiring: Wiring) -> Iterator[Trap]:
 def ids_out_of_order(wiring: Wiring) -> Iterator[Trap]:
     """A list that is not ascending: the states are concatenated in the order in which the layers run."""
     case = wiring.case
-    ids = case.draft.config.capture_ids
-    if ids is None or list(ids) == sorted(ids) or wiring.captured.failure is not None:
+    ids = _read(case)[1]
+    if not ids or list(ids) == sorted(ids) or wiring.captured.failure is not None:
         return
     yield Trap(
         "ids-out-of-order",
@@ -90,8 +108,20 @@ def unknown_training(wiring: Wiring) -> Iterator[Trap]:
     )
 
 
+def _can_capture(case: Case) -> bool:
+    return case.target.model_type in case.profile.id_rules or "*" in case.profile.id_rules
+
+
 def _ids(case: Case) -> str:
-    return f"{case.draft.config.capture_ids_key} = {list(case.draft.config.capture_ids or ())}"
+    key, ids = _read(case)
+    return f"{key} = {list(ids)}" if key else "no ids in config.json"
+
+
+def _read(case: Case) -> tuple[str, tuple[int, ...]]:
+    """The list of ids that the engine reads, or else one that it does not, and where it stands."""
+    written = case.draft.written_ids
+    keys = [key for key in case.profile.capture_keys if written.get(key)]
+    return next(((key, written[key]) for key in (*keys, *written)), ("", ()))
 
 
 def _right_ids(wiring: Wiring) -> str:
@@ -99,8 +129,12 @@ def _right_ids(wiring: Wiring) -> str:
     if wiring.trained is None:
         return _say_what_it_was_trained_on()
     if wiring.ids_for_trained is None:
-        return f"{case.profile.engine} cannot be told to capture {list(wiring.trained)}."
-    return f"Write {case.profile.capture_keys[0]} = {list(wiring.ids_for_trained)} into the draft's config.json."
+        return f"{case.profile.name} cannot be told to capture {list(wiring.trained)}."
+    ids, key, written_at = list(wiring.ids_for_trained), case.profile.ids_key, _read(case)[0]
+    if not case.profile.capture_keys:
+        return f"Set {key} = {ids} at launch."
+    moved = written_at and written_at != key
+    return f"Write {key} = {ids} into the draft's config.json" + (f", and take {written_at} out." if moved else ".")
 
 
 def _say_what_it_was_trained_on() -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from eagle3ref.config.tree import num_candidates
 from eagle3ref.explain.case import Case
-from eagle3ref.explain.trap import Trap, read_in
+from eagle3ref.explain.trap import Severity, Trap, read_in
 from eagle3ref.explain.wiring import Wiring
 
 _HOOK = "srt/arg_groups/speculative_hook.py"
 _EAGLE_1 = ("EAGLE", "NEXTN")  # an alias on SGLang
+# SGLang 0.5.23, srt/speculative/spec_info.py; plugins may add others.
+_SGLANG_ALGORITHMS = (*_EAGLE_1, "EAGLE3", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO", "FROZEN_KV_MTP", "NONE")
 
 
 def misspelled_flags(wiring: Wiring) -> Iterator[Trap]:
@@ -29,27 +32,39 @@ def misspelled_flags(wiring: Wiring) -> Iterator[Trap]:
 def wrong_algorithm(wiring: Wiring) -> Iterator[Trap]:
     """The flag that turns on capture has another value: on SGLang the most expensive word of all."""
     case = wiring.case
-    typed = case.flags.algorithm
-    if typed is None or wiring.captures:
+    if wiring.captures:
         return
-    source = case.source("without_capture")
+    guessed = "" if case.flags.algorithm else f" (guessed from the path {case.flags.draft_path})"
+    severity, seen = _without_capture(wiring)
+    yield Trap(
+        "wrong-algorithm",
+        severity,
+        f"{wiring.algorithm!r}{guessed} is not EAGLE-3, and this draft is",
+        seen,
+        f"Write {case.profile.capture_setting}.",
+        case.source("without_capture"),
+    )
+
+
+def _without_capture(wiring: Wiring) -> tuple[Severity, str]:
+    """What becomes of the draft under another algorithm, and how it shows."""
+    case, algorithm = wiring.case, wiring.algorithm
     config = case.draft.config
-    what = f"{wiring.algorithm!r} is not EAGLE-3, and this draft is"
-    fix = f"Write {case.profile.capture_setting}."
-    if case.profile.fc_skipped_on_equal_width and typed.upper() in _EAGLE_1:
-        fused = config.num_aux_hidden_states * config.target_hidden_size
-        if config.hidden_size == config.target_hidden_size:
-            seen = (
-                f"no error, no warning, accept len exactly 1.00: the target hands over {config.target_hidden_size} "
-                f"wide states, fc ({fused} -> {config.hidden_size}) is skipped, head and d2t are not the draft's"
-            )
-            yield Trap("wrong-algorithm", "silent, costs acceptance", what, seen, fix, source)
-        else:
-            seen = f"fc takes {fused}, but the states are {config.target_hidden_size} wide: a shape error"
-            yield Trap("wrong-algorithm", "fails at first forward", what, seen, fix, source)
-        return
-    seen = case.profile.without_capture or "the draft does not run as an EAGLE-3 draft"
-    yield Trap("wrong-algorithm", "silent, costs acceptance", what, seen, fix, source)
+    if case.profile.engine == "SGLang" and algorithm.upper() not in _SGLANG_ALGORITHMS:
+        return "fails at start", f"ValueError: Unknown speculative algorithm name: {algorithm}"
+    if case.profile.engine == "vLLM" and algorithm == "eagle" and not config.architecture.startswith("Eagle"):
+        return "fails at start", f"ValueError: the architecture Eagle{config.architecture} is not supported"
+    if not case.profile.fc_skipped_on_equal_width or algorithm.upper() not in _EAGLE_1:
+        return "silent, costs acceptance", "the draft does not run as an EAGLE-3 draft"
+    fused = config.num_aux_hidden_states * config.target_hidden_size
+    if config.hidden_size == config.target_hidden_size:
+        return "silent, costs acceptance", (
+            f"no error, no warning, accept len exactly 1.00: the target hands over {config.target_hidden_size} "
+            f"wide states, fc ({fused} -> {config.hidden_size}) is skipped, head and d2t are not the draft's"
+        )
+    return "fails at first forward", (
+        f"fc takes {fused}, but the states are {config.target_hidden_size} wide: a shape error"
+    )
 
 
 def speculation_off(wiring: Wiring) -> Iterator[Trap]:
@@ -132,6 +147,5 @@ def ignored_token_map(wiring: Wiring) -> Iterator[Trap]:
 
 def _more_candidates(case: Case) -> str:
     flags = case.flags
-    steps, topk = flags.num_steps or 1, flags.topk or 1
-    most = topk + (steps - 1) * topk**2 + 1
+    most = num_candidates(flags.num_steps or 1, flags.topk or 1) + 1
     return f"Write --speculative-num-draft-tokens {most} or less, or raise topk or num_steps."

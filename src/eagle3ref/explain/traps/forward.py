@@ -44,11 +44,12 @@ def missing_key_read_as_true(wiring: Wiring) -> Iterator[Trap]:
 
 
 def key_that_crashes(wiring: Wiring) -> Iterator[Trap]:
-    """Keys that SGLang's Llama class takes without looking whether they are there, or null."""
+    """Keys that vLLM, and SGLang's Llama class, take without looking whether they are there, or null."""
     case = wiring.case
-    if case.profile.engine != "SGLang" or case.draft.attention != "gqa":
+    engine, kind, keys = case.profile.engine, case.draft.attention_kind, case.draft.keys
+    if engine not in ("SGLang", "vLLM") or (engine, kind) == ("SGLang", "mla"):
         return
-    keys, source = case.draft.keys, read_in("SGLang", _SGLANG_LLAMA)
+    source = read_in(engine, _SGLANG_LLAMA if engine == "SGLang" else "model_executor/models")
     if "target_hidden_size" in keys and keys["target_hidden_size"] is None:
         yield Trap(
             "null-target-hidden-size",
@@ -58,7 +59,7 @@ def key_that_crashes(wiring: Wiring) -> Iterator[Trap]:
             "Remove the key from config.json.",
             source,
         )
-    if "draft_vocab_size" not in keys and not case.draft.config.tie_word_embeddings:
+    if engine == "SGLang" and "draft_vocab_size" not in keys and not case.draft.config.tie_word_embeddings:
         yield Trap(
             "no-draft-vocab-size",
             "fails at start",
@@ -106,9 +107,9 @@ def skipped_fc(wiring: Wiring) -> Iterator[Trap]:
 def short_context(wiring: Wiring) -> Iterator[Trap]:
     """A draft whose positions end before the target's do, on an engine that gives it the target's context."""
     case = wiring.case
-    reach, target = _reach(case), case.target.config
+    reach, target = _reach(case), case.target
     context = case.flags.context_length or target.max_position_embeddings
-    if case.profile.engine != "SGLang" or context <= reach:
+    if case.profile.engine != "SGLang" or not reach < context < 2**31 - 1:  # the latter: its config.json does not say
         return
     who = "--context-length" if case.flags.context_length else "the target's own context"
     yield Trap(
@@ -157,7 +158,7 @@ def ignored_window(wiring: Wiring) -> Iterator[Trap]:
     window = case.flags.draft_window
     if window is None or case.profile.engine != "SGLang":
         return
-    is_mla = case.draft.attention == "mla"
+    is_mla = case.draft.attention_kind == "mla"
     yield Trap(
         "draft-window",
         "harmless" if is_mla else "silent, costs acceptance",

@@ -1,38 +1,56 @@
-"""Traps in the weights: tensors that are dropped, missing, replaced, or of a kind that the engine does not run."""
+"""Traps in the weights: tensors that are dropped, missing, or of a kind that the engine does not run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
-from eagle3ref.draft.vocab import target_ids
-from eagle3ref.errors import Eagle3RefError
+from eagle3ref.draft import ExportFormat
+from eagle3ref.explain.case import Case
 from eagle3ref.explain.trap import Trap, read_in
 from eagle3ref.explain.wiring import Wiring
 
 _SHOWN = 4
 _SCALES = ("weight_scale", "weight_scale_inv")
+_MTP_TYPES = ("deepseek_v3", "deepseek_v32")
 
 
 def unsupported_architecture(wiring: Wiring) -> Iterator[Trap]:
     """A draft class that the engine does not have."""
     case = wiring.case
-    known = case.profile.architectures.get(case.draft.attention, ())
+    kind = case.draft.attention_kind
+    known = case.profile.architectures.get(kind, ())
     name = case.draft.config.architecture
-    if known and name not in known:
+    if name not in known:
         yield Trap(
             "unsupported-architecture",
             "fails at start",
             f"architectures = {name!r}",
-            f"{case.profile.engine} serves {', '.join(known)}",
-            f"Convert it: eagle3ref export {case.draft.folder.name} --format {case.profile.engine.lower()}",
+            f"{case.profile.name} serves {', '.join(known)}" if known else f"{case.profile.name} has no {kind} draft",
+            _converted(case) if known else "Use a release that has one, or another engine.",
             case.source("architectures"),
+        )
+
+
+def taken_for_mtp(wiring: Wiring) -> Iterator[Trap]:
+    """A model_type by which vLLM puts its class for DeepSeek's own next-token layer in the place of the draft's."""
+    case = wiring.case
+    model_type = case.draft.keys.get("model_type")
+    if case.profile.engine == "vLLM" and model_type in _MTP_TYPES:
+        yield Trap(
+            "taken-for-mtp",
+            "fails at start",
+            f"model_type = {model_type!r}, which vLLM takes for a multi-token-prediction layer",
+            "ValueError: the architecture Eagle3DeepSeekMTPModel is not supported",
+            "Write model_type kimi_k2 into the draft's config.json: the same settings, under a name of its own.",
+            read_in("vLLM", "config/speculative.py (hf_config_override)"),
         )
 
 
 def too_many_layers(wiring: Wiring) -> Iterator[Trap]:
     """More decoder layers than the engine's class has, or than the file."""
     case = wiring.case
-    tensors, most = wiring.tensors, case.profile.max_draft_layers.get(case.draft.attention)
+    tensors, most = wiring.tensors, case.profile.max_draft_layers.get(case.draft.attention_kind)
     if most is not None and tensors.num_layers > most:
         yield Trap(
             "too-many-layers",
@@ -57,14 +75,16 @@ def tensors_not_loaded(wiring: Wiring) -> Iterator[Trap]:
     """Names that the engine has no place for, and weights that it therefore does not get."""
     case = wiring.case
     unknown, missing = wiring.tensors.unknown, wiring.tensors.missing
-    handling = case.profile.unknown_tensors.get(case.draft.attention)
-    if unknown and handling == "refused":
+    handling = case.profile.unknown_tensors.get(case.draft.attention_kind)
+    # vLLM's loader passes over biases that it has no place for (AutoWeightsLoader), as after GPTQ.
+    refused = tuple(name for name in unknown if handling == "refused" and not name.endswith(".bias"))
+    if refused:
         yield Trap(
             "unknown-tensors",
             "fails at start",
-            f"{len(unknown)} tensors with names of another format: {_listed(unknown)}",
+            f"{len(refused)} tensors with names of another format: {_listed(refused)}",
             "ValueError: there is no module or parameter of that name",
-            f"Convert the draft: eagle3ref export {case.draft.folder.name} --format {case.profile.engine.lower()}",
+            _converted(case),
             case.source("unknown_tensors"),
         )
     elif missing:
@@ -77,98 +97,23 @@ def tensors_not_loaded(wiring: Wiring) -> Iterator[Trap]:
             "silent, costs acceptance",
             f"{len(missing)} tensors are not loaded: {_listed(missing)}{lost}",
             f"{warned}; the draft runs with random values there, accept len about 1",
-            f"Convert the draft: eagle3ref export {case.draft.folder.name} --format {case.profile.engine.lower()}",
+            _converted(case),
             case.source("unknown_tensors"),
         )
 
 
-def missing_head(wiring: Wiring) -> Iterator[Trap]:
-    """No lm_head in the file, and nobody who supplies one."""
-    case = wiring.case
-    if wiring.lm_head == "random":
+def wrong_shapes(wiring: Wiring) -> Iterator[Trap]:
+    """Tensors that do not fit into the network that config.json describes."""
+    misshapen = wiring.tensors.misshapen
+    if misshapen:
         yield Trap(
-            "missing-lm-head",
-            "silent, costs acceptance",
-            f"no lm_head.weight in the file, and draft_vocab_size = {case.draft.config.draft_vocab_size} asks for one",
-            f"no error; {case.profile.missing_lm_head or 'the head stays uninitialised'}: accept len 1.00",
-            "Export the draft with its head; if it shares the target's, write draft_vocab_size null.",
-            case.source("missing_lm_head"),
-        )
-    elif wiring.lm_head == "refused":
-        yield Trap(
-            "missing-lm-head",
+            "wrong-shapes",
             "fails at start",
-            "no lm_head.weight in the file",
-            case.profile.missing_lm_head or "the engine refuses it",
-            "Export the draft with its head.",
-            case.source("missing_lm_head"),
+            f"{len(misshapen)} tensors have another shape than config.json says: {_listed(misshapen)}",
+            "an assertion while the weights are loaded, or a part of a weight that is cut off without a word",
+            "Check that config.json belongs to these weights: widths, heads, vocabularies and the number of layer ids.",
+            wiring.case.source("unknown_tensors"),
         )
-
-
-def replaced_head(wiring: Wiring) -> Iterator[Trap]:
-    """A head of its own that the engine replaces by the target's."""
-    case = wiring.case
-    if wiring.lm_head == "target" and wiring.captures and case.draft.ending("lm_head.weight") is not None:
-        yield Trap(
-            "replaced-lm-head",
-            "silent, costs acceptance",
-            "the file has an lm_head, but draft_vocab_size is null, which means: use the target's",
-            "no error; unless the two are equal, fewer drafts are accepted",
-            f"Write draft_vocab_size {case.draft.config.vocab_size}.",
-            case.source("lm_head"),
-        )
-
-
-def replaced_embedding(wiring: Wiring) -> Iterator[Trap]:
-    """An embedding of its own that the engine replaces by the target's."""
-    case = wiring.case
-    if wiring.embedding != "target" or case.draft.ending("embed_tokens.weight") is None or wiring.same_embedding:
-        return
-    differs = wiring.same_embedding is False
-    yield Trap(
-        "replaced-embedding",
-        "silent, costs acceptance" if differs else "harmless",
-        "the draft brings an embedding, and the target's is used instead"
-        + ("; the two differ" if differs else "; whether they differ was not checked, the files are large"),
-        "no error"
-        + ("; fewer drafts are accepted" if differs else "; nothing, if the draft was trained with the target's"),
-        f"eagle3ref inspect {case.draft.folder.name} --target {case.target.config.name} compares the two.",
-        case.source("embedding"),
-    )
-
-
-def wrong_vocabulary_map(wiring: Wiring) -> Iterator[Trap]:
-    """A d2t that does not say, draft id by draft id, which target id is meant."""
-    case = wiring.case
-    config, d2t = case.draft.config, case.draft.read("d2t")
-    size = config.draft_vocab_size
-    source = read_in(case.profile.engine, "the d2t of the draft's load_weights")
-    if d2t is None:
-        if size < config.vocab_size:
-            yield Trap(
-                "missing-d2t",
-                "silent, costs acceptance",
-                f"no d2t, but draft_vocab_size {size} is smaller than vocab_size {config.vocab_size}",
-                "no error; draft ids are taken for target ids, accept len about 1",
-                "Export the draft with its vocabulary map.",
-                source,
-            )
-        return
-    try:
-        ids = target_ids(d2t, config.vocab_size, case.draft.folder.name)
-    except Eagle3RefError as error:
-        seen = "wrong tokens are proposed, or an index is out of bounds at the first draft; accept len about 1"
-        yield Trap("wrong-d2t", "silent, costs acceptance", error.found, seen, error.action, source)
-        return
-    if len(ids) != size or (size < config.vocab_size and not bool(d2t.any())):
-        found = f"{len(ids)} entries for a draft vocabulary of {size}" if len(ids) != size else "nothing but zeros"
-        seen = (
-            f"no error; only target ids below {len(ids)} are proposed"
-            if len(ids) == size
-            else "a shape error, or wrong tokens"
-        )
-        fix = "Export the vocabulary map again; it looks as if it was never filled."
-        yield Trap("wrong-d2t", "silent, costs acceptance", f"d2t holds {found}", seen, fix, source)
 
 
 def quantized_draft(wiring: Wiring) -> Iterator[Trap]:
@@ -176,7 +121,17 @@ def quantized_draft(wiring: Wiring) -> Iterator[Trap]:
     case = wiring.case
     flags = case.flags
     stored = any(name.endswith(_SCALES) for name in case.draft.shapes)
-    if stored and "quantization_config" not in case.draft.keys and flags.draft_quantization is None:
+    dropped = tuple(name for name in wiring.tensors.unknown if name.endswith(_SCALES))
+    if dropped and case.draft.names_quantization:
+        yield Trap(
+            "dropped-scales",
+            "silent, costs acceptance",
+            f"{_listed(dropped)}: this class has no quantized weight there",
+            "no error; the weight runs on its unscaled values, accept len about 1",
+            "Export the draft again with these weights unquantized.",
+            case.source("unknown_tensors"),
+        )
+    elif dropped and flags.draft_quantization is None:
         yield Trap(
             "unnamed-quantization",
             "silent, costs acceptance",
@@ -195,6 +150,13 @@ def quantized_draft(wiring: Wiring) -> Iterator[Trap]:
             "Add --speculative-draft-model-quantization unquant.",
             read_in("SGLang", "srt/arg_groups/serving_hook.py"),
         )
+
+
+def _converted(case: Case) -> str:
+    engine = case.profile.engine.lower()
+    if engine in get_args(ExportFormat):
+        return f"Convert the draft: eagle3ref export {case.draft.folder.name} --format {engine}"
+    return "Rename them in the files, or use another engine."
 
 
 def _listed(names: tuple[str, ...]) -> str:

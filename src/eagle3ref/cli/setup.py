@@ -11,13 +11,12 @@ import typer
 from rich.text import Text
 
 from eagle3ref.cli.console import stderr
+from eagle3ref.cli.options import DEFAULT_TREE
 from eagle3ref.config import AcceptanceRule, TreeConfig
 from eagle3ref.draft import Eagle3Draft, load_draft
 from eagle3ref.engines import EngineProfile
 from eagle3ref.explain import EngineDraft, load_draft_as
 from eagle3ref.target import Target
-
-_DEFAULT_TREE = TreeConfig(3, 1, 4)
 
 
 @dataclass(frozen=True)
@@ -28,23 +27,23 @@ class Setup:
         draft: loaded.
         tree: its settings.
         rule: at temperature > 0; None for the default.
-        found: the draft as an engine runs it; None for the draft as it was trained.
+        as_engine: the draft as an engine runs it; None for the draft as it was trained.
     """
 
     draft: Eagle3Draft
     tree: TreeConfig
     rule: AcceptanceRule | None
-    found: EngineDraft | None = None
+    as_engine: EngineDraft | None = None
 
     @property
     def profile(self) -> EngineProfile | None:
         """Of the engine."""
-        return None if self.found is None else self.found.explanation.case.profile
+        return None if self.as_engine is None else self.as_engine.profile
 
     @property
     def draws_seeded(self) -> bool:
         """Whether the server's flags ask for SGLang's deterministic inference."""
-        return self.found is not None and bool(self.found.explanation.case.flags.deterministic)
+        return self.as_engine is not None and bool(self.as_engine.explanation.case.flags.deterministic)
 
 
 def set_up(
@@ -78,19 +77,19 @@ def set_up(
             context.fail(f"No such option or argument: {' '.join(context.args)}. Server flags need --engine.")
         draft = load_draft(folder, target=target, **(variant or {}), **options)
         _say(draft)
-        return Setup(draft, tree or _DEFAULT_TREE, rule)
+        return Setup(draft, tree or DEFAULT_TREE, rule)
     if target is None:
         context.fail("--engine needs the target: give --target.")
-    if any((variant or {}).values()):
+    if any(value is not None and value is not False for value in (variant or {}).values()):
         context.fail(f"An engine reads the draft's files as they are: leave {', '.join(variant or {})} out.")
     found = load_draft_as(engine, folder, target, context.args, **options)
     _say(found.draft)
-    name, wiring = found.explanation.case.profile.name, found.explanation.wiring
+    name = found.profile.name
     for difference in found.differences:
         stderr.print(Text.assemble((f"{name}: ", "bold yellow"), difference))
     if not found.differences:
         stderr.print(Text(f"{name}: runs the draft as it was trained", style="dim"))
-    return Setup(found.draft, found.tree(tree), rule or wiring.rule, found)
+    return Setup(found.draft, found.tree(tree), rule or found.explanation.wiring.rule, found)
 
 
 def _say(draft: Eagle3Draft) -> None:

@@ -1,4 +1,4 @@
-"""The profiles as Markdown tables; docs/engines.md holds what these functions return, and a test compares."""
+"""The profiles as the Markdown tables of docs/engines.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from eagle3ref.engines.profile import EngineProfile, fact_names
 _SPAN = ("versions", "version", "since")
 _SIDE_BY_SIDE = (
     "capture_keys",
-    "keeps_id_order",
     "embedding",
     "lm_head",
     "honoured_keys",
