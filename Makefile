@@ -4,10 +4,13 @@ PYTHON ?= python3
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := $(VENV)/peers
+ENGINES := $(VENV)/engines
+ONLY ?= *
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow lint types clean
+.PHONY: help setup demo test test-slow test-peers test-engines lint types clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +35,21 @@ test: $(STAMP) ## run the tests, without the slow ones
 # pytest exits with 5 when nothing was selected, which is no failure here.
 test-slow: $(STAMP) ## run the slow tests
 	$(BIN)/python -m pytest -m slow || test $$? -eq 5
+
+test-peers: $(STAMP) $(PEERS)/.installed ## compare with speculators 0.9.0 and transformers, in an environment of their own
+	EAGLE3REF_TEST_PEERS=$(abspath $(PEERS)/bin/python) $(BIN)/python -m pytest -m peers
+
+# speculators asks for torchvision and torchaudio, which nothing here uses, and whose builds must match torch's.
+$(PEERS)/.installed: tests/peers/requirements.txt | $(STAMP)
+	@rm -f $@
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --requirement tests/peers/requirements.txt
+	$(PEERS)/bin/python -m pip uninstall --yes torchvision torchaudio
+	@touch $@
+
+# RECORD=--record writes what they did to tests/golden/engines.
+test-engines: $(STAMP) ## run the real SGLang and vLLM on this CPU, each in its own environment (ONLY='vllm/*' for some)
+	cd tests && $(abspath $(BIN)/python) -m engines --environments $(abspath $(ENGINES)) --only '$(ONLY)' $(RECORD)
 
 lint: $(STAMP) ## check style
 	$(BIN)/ruff check .

@@ -19,7 +19,10 @@ if not torch.cuda.is_available():
 REQUIREMENTS: dict[str, tuple[Callable[[], bool], str]] = {
     "gpu": (torch.cuda.is_available, "needs a CUDA device"),
     "network": (lambda: bool(os.environ.get("EAGLE3REF_TEST_NETWORK")), "set EAGLE3REF_TEST_NETWORK=1 to run it"),
-    "engine": (lambda: bool(os.environ.get("EAGLE3REF_TEST_ENGINES")), "set EAGLE3REF_TEST_ENGINES=1 to run it"),
+    "engine": (
+        lambda: bool(os.environ.get("EAGLE3REF_TEST_ENGINES")),
+        "run make test-engines, or name its environments in EAGLE3REF_TEST_ENGINES",
+    ),
     "peers": (lambda: bool(os.environ.get("EAGLE3REF_TEST_PEERS")), "run make test-peers"),
 }
 

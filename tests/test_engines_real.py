@@ -1,15 +1,16 @@
-"""Profiles against the functions of an installed SGLang that they describe.
+"""The newest SGLang profile against the release's own functions, in the environment that ``make test-engines`` makes.
 
 The functions are cut out of the installed source and run alone: to import their modules would need a GPU's libraries.
 """
 
 import ast
-from importlib import metadata
-from importlib.util import find_spec
+import os
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from engines.environment import python_of
 
 from eagle3ref.engines import captured_points, engine_profile
 
@@ -29,16 +30,20 @@ CLASSES = {
 }
 
 
-def installed_profile():
-    if find_spec("sglang") is None:
-        pytest.skip("SGLang is not installed here")
-    return engine_profile(f"sglang=={metadata.version('sglang')}")
+PROFILE = engine_profile("sglang==0.5.23")
+
+
+@cache
+def package():
+    """The folder of the installed package, whose version is the profile's."""
+    environment = python_of("sglang", Path(os.environ["EAGLE3REF_TEST_ENGINES"]).resolve()).parent.parent
+    (release,) = environment.glob(f"lib/python*/site-packages/sglang-{PROFILE.version}.dist-info")
+    return release.parent / "sglang"
 
 
 def real_function(module, name, owner=None, **names):
     """One function of the installed package, with ``names`` as its globals."""
-    (package,) = find_spec("sglang").submodule_search_locations
-    scope = ast.parse((Path(package) / "srt" / module).read_text(encoding="utf-8"))
+    scope = ast.parse((package() / "srt" / module).read_text(encoding="utf-8"))
     if owner is not None:
         (scope,) = [node for node in scope.body if isinstance(node, ast.ClassDef) and node.name == owner]
     (function,) = [node for node in scope.body if isinstance(node, ast.FunctionDef) and node.name == name]
@@ -52,15 +57,15 @@ def real_function(module, name, owner=None, **names):
 @pytest.mark.parametrize("model_type", CLASSES)
 def test_captured_layers_are_the_real_ones(model_type, ids):
     """A shift rule that differs from the release's own ``set_eagle3_layers_to_capture``."""
-    profile, (module, owner) = installed_profile(), CLASSES[model_type]
+    module, owner = CLASSES[model_type]
     target = SimpleNamespace(
         pp_group=SimpleNamespace(is_last_rank=True),
         config=SimpleNamespace(num_hidden_layers=61),
         model=SimpleNamespace(),
     )
     real_function(f"models/{module}.py", "set_eagle3_layers_to_capture", owner)(target, ids)
-    ours = captured_points(profile, {} if ids is None else {NESTED: ids}, model_type, 61, 3)
-    last = 61 if model_type in profile.last_point_targets else 60
+    ours = captured_points(PROFILE, {} if ids is None else {NESTED: ids}, model_type, 61, 3)
+    last = 61 if model_type in PROFILE.last_point_targets else 60
     assert set(ours.points) == {point for point in target.model.layers_to_capture if point <= last}
 
 
@@ -70,9 +75,8 @@ def test_captured_layers_are_the_real_ones(model_type, ids):
 )
 def test_default_trees_are_the_real_ones(architecture):
     """A default tree that the release would not choose."""
-    profile = installed_profile()
     choose = real_function(
         "arg_groups/speculative_hook.py", "_auto_choose_speculative_params", resolving_view=lambda args: args
     )
     real = choose(SimpleNamespace(speculative_algorithm="EAGLE3"), architecture)
-    assert profile.default_trees.get(architecture, profile.default_trees["*"]) == real
+    assert PROFILE.default_trees.get(architecture, PROFILE.default_trees["*"]) == real

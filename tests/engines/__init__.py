@@ -1,0 +1,12 @@
+"""Runs the real SGLang and vLLM on a CPU with a small pair, and holds their rounds against the reference.
+
+``python -m engines`` from the tests folder, or ``make test-engines``:
+
+    plan.py         which runs there are: tree, sampling, draft variant, prompts
+    pairs.py        target, draft and prompts of a run: the committed pair (drafts.py) or the embedded one (kimi.py)
+    environment.py  one virtual environment for each engine
+    run_sglang.py   serves one run, in SGLang's environment, with sglang_cpu/ in front of it
+    run_vllm.py     serves one run, in vLLM's environment
+    recording.py    what an engine did, as a golden file
+    comparison.py   the same rounds by the reference, and where they differ
+"""
