@@ -121,6 +121,20 @@ def test_replay_as_an_engine_reads_the_layers_that_it_reads(trace: Path) -> None
     assert f"Mean acceptance length: {wrong:.2f}" in settings["engine_log"]
 
 
+@pytest.mark.slow
+def test_the_documented_replays_are_the_real_ones(tmp_path: Path) -> None:
+    """Catches a page whose numbers are of other prompts, or rounds that are not as many as the engines ran."""
+    given = json.loads((GOLDEN / "prompts.json").read_text())
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"tokens": tokens}) + "\n" for tokens in given))
+    options = ("--capture-points", "1,2,3,4,5", "--max-new-tokens", 48, "--dtype", "float32")
+    run("capture", GOLDEN / "target", tmp_path / "prompts.jsonl", "-o", tmp_path / "trace", *options)
+    for engine, rounds in ((SGLANG, 636), (VLLM_CPU, 743)):
+        printed = run("replay", tmp_path / "trace", GOLDEN / "draft", *engine, "--num-steps", 3).stdout
+        figures = [line.rstrip() for line in printed.splitlines() if re.match(r"  (acceptance length|rounds) ", line)]
+        assert "\n".join(figures) in PAGE
+        assert sum(map(int, re.findall(r"(\d+) (?:complete|censored)", figures[1]))) == rounds
+
+
 def test_replay_as_an_engine_says_what_is_different(trace: Path) -> None:
     """Catches a miswired number without the word that says so."""
     result = run("replay", trace, PAIR[0], *VLLM_CPU, *VLLM_FLAGS)

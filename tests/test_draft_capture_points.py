@@ -32,6 +32,7 @@ RESOLVED = {
     "none": ({"eagle_config": ...}, None, (2, 3, 4), "the default for 7 layers"),
     "flat": ({"eagle_config": ..., FLAT: [1, 3, 5]}, None, (2, 4, 6), f"{FLAT} = [1, 3, 5]"),
     "both": ({**ids(2, 4, 6), FLAT: [2, 4, 6]}, None, (2, 4, 6), f"eagle_config.{FLAT}"),
+    "both engines": ({**ids(0, 3, 5), FLAT: [1, 4, 6]}, None, (1, 4, 6), "(one less in eagle_config) = [1, 4, 6]"),
     "override": (ids(3, 4, 5), (0, 5, 7), (0, 5, 7), "given by the caller"),
 }
 
@@ -50,6 +51,7 @@ UNRESOLVED = {
     "another first id": (ids(3, 4, 5), None, r"\[3, 4, 5\]; expected a list that starts with 1"),
     "empty list": (ids(), None, r"found eagle_config\.\w+ = \[\]"),
     "contradiction": ({**ids(2, 3, 4), FLAT: [1, 2, 3]}, None, r"\[2, 3, 4\] in eagle_config and \[1, 2, 3\] at top"),
+    "not one less throughout": ({**ids(1, 2, 4), FLAT: [2, 3, 4]}, None, r"\[1, 2, 4\] in eagle_config"),
     "past the last layer": (ids(2, 3, 8), None, r"capture points \(2, 3, 8\); .* from 0 to 7"),
     "not ascending": (ids(2, 4, 3), None, r"capture points \(2, 4, 3\)"),
     "two of three": ({}, (2, 3), "expected 3 ascending points"),

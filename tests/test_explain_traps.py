@@ -141,6 +141,12 @@ FLAG_TRAPS = [
     ("incomplete-tree", START, "TypeError", Pair(flags=[*SGLANG_FLAGS, "--speculative-num-steps", "3"])),
     ("incomplete-tree", START, "AssertionError", Pair(flags=[*SGLANG_FLAGS, "--speculative-num-draft-tokens", "4"])),
     ("incomplete-tree", START, "TypeError", Pair(flags=[*SGLANG_FLAGS, *TREE[:4]])),
+    (
+        "incomplete-tree",
+        START,
+        "AssertionError",
+        Pair(flags=[*SGLANG_FLAGS, "--speculative-adaptive", "--speculative-eagle-topk", "4"]),
+    ),
     ("too-many-draft-tokens", FIRST, "topk", Pair(flags=[*SGLANG_FLAGS, *TREE[:5], "99"])),
     ("adjusted-chain", HARMLESS, "warning", Pair(flags=[*SGLANG_FLAGS, *CHAIN[:5], "8"])),
     ("adaptive", HARMLESS, "mixture", Pair(flags=[*FLAGS["sglang"], "--speculative-adaptive"])),

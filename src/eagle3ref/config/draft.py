@@ -33,6 +33,8 @@ ARCHITECTURES = (
 )
 
 CAPTURE_IDS_KEY = "eagle_aux_hidden_state_layer_ids"  # in eagle_config or at top level
+# Both, and the nested ids are one less: the same streams as SGLang and as vLLM number them, in one file.
+BOTH_ENGINES_IDS_KEY = f"{CAPTURE_IDS_KEY} (one less in eagle_config)"
 # What export_draft writes beside the ids of an engine, whose numbering may depend on the target.
 EXPORTED_POINTS_KEY = "eagle3ref.capture_points"
 
@@ -220,11 +222,13 @@ def _capture_ids(fields: JsonFields, eagle: JsonFields) -> tuple[tuple[int, ...]
     if own is not None and (points := own.integers("capture_points")) is not None:
         return points, EXPORTED_POINTS_KEY
     nested, flat = eagle.integers(CAPTURE_IDS_KEY), fields.integers(CAPTURE_IDS_KEY)
+    if nested is not None and flat is not None and nested == tuple(layer - 1 for layer in flat) != ():
+        return flat, BOTH_ENGINES_IDS_KEY
     if nested is not None and flat is not None and nested != flat:
         raise Eagle3RefError(
             f"reading the capture ids of {fields.where}",
             found=f"{list(nested)} in eagle_config and {list(flat)} at top level",
-            expected="one list, or the same list twice",
+            expected="one list, the same list twice, or ids one less in eagle_config, as SGLang and vLLM number them",
             action="Remove the wrong one: SGLang reads eagle_config, vLLM the top level.",
         )
     if nested is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eagle3ref.config import DraftConfig
-from eagle3ref.config.draft import EXPORTED_POINTS_KEY
+from eagle3ref.config.draft import BOTH_ENGINES_IDS_KEY, EXPORTED_POINTS_KEY
 from eagle3ref.engines import default_capture_points
 from eagle3ref.errors import Eagle3RefError
 
@@ -19,10 +19,10 @@ def resolve_capture_points(
     """The residual streams that ``fc`` was trained on, and one sentence on how they were found.
 
     Files number the same streams in two ways: "input of layer k" or "output of layer k" (one less). The order here:
-    what the caller says; no ids in the file: (2, n // 2, n - 3), as SGLang, vLLM and the original code; a file in
-    speculators' or vLLM's own format: inputs; a first id of 1: outputs; of 2: inputs, since files of output-numbering
-    families were renumbered for engines; another first id in a family that numbers outputs: outputs. What is left says
-    nothing about its numbering and must be overridden.
+    what the caller says; no ids in the file: (2, n // 2, n - 3), as SGLang, vLLM and the original code; two lists that
+    differ by one: the larger ids are inputs; a file in speculators' or vLLM's own format: inputs; a first id of 1:
+    outputs; of 2: inputs, since files of output-numbering families were renumbered for engines; another first id in a
+    family that numbers outputs: outputs. What is left says nothing about its numbering and must be overridden.
 
     Args:
         config: the draft's.
@@ -59,6 +59,8 @@ def _numbering(config: DraftConfig, given: tuple[int, ...], doing: str) -> tuple
     """What to add to the ids for capture points, and why."""
     if config.capture_ids_key == EXPORTED_POINTS_KEY:
         return 0, "written by this package's export"
+    if config.capture_ids_key == BOTH_ENGINES_IDS_KEY:
+        return 0, "as vLLM and SGLang number the same streams"
     # TorchSpec adds 1 to the ids of MLA drafts that it exports for vLLM, and leaves no mark of that.
     is_shifted_sometimes = config.family == "TorchSpec" and config.attention.kind == "mla"
     if given and config.family in _INPUT_NUMBERING:

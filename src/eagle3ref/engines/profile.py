@@ -58,7 +58,8 @@ class EngineProfile:
         capture_setting: what makes the target hand over its aux states, as a user writes it.
         without_capture: what becomes of an EAGLE-3 draft when that setting is another one.
         capture_keys: where config.json may hold the layer ids, dotted, in the order of reading; no other key is read.
-        id_rules: how an id becomes a capture point, by target. A target that is not named cannot be captured from.
+        id_rules: how an id becomes a capture point, by target. A target that is not named cannot be captured from, or
+            its class was not read; the newest profile of an engine names the most.
         last_point_targets: the targets where point n, the output of the last layer, is captured.
         point_outside: what happens with a point that no layer has, by target.
 

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from eagle3ref.config import AcceptanceRule
 from eagle3ref.engines.formulas import drafts_per_draft_node
+from eagle3ref.engines.newest_targets import (
+    SGLANG_LAST_POINT_TARGETS,
+    SGLANG_MARKED_TARGETS,
+    SGLANG_NEWEST_TARGETS,
+)
 from eagle3ref.engines.profile import facts
 from eagle3ref.engines.sglang_2025 import (
     DEEPSEEK_TARGETS,
@@ -21,6 +26,7 @@ from eagle3ref.engines.sglang_2025 import (
 _read, _pull, _span = SGLANG_RELEASES.read, SGLANG_RELEASES.pull, SGLANG_RELEASES.span
 _KIMI_FAMILY = (*DEEPSEEK_TARGETS, "kimi_k25")
 _TOO_FEW_SLOTS = "raises at the first forward: captured x of y aux hidden states"
+_QWEN3_5 = ("qwen3_5", "qwen3_5_text")
 _INDEX_ERROR = SGLANG_DEEPSEEK.point_outside["qwen3_moe"]
 
 _CHAIN_BY_DEFAULT = SGLANG_RATE_BY_NODE.changed(
@@ -206,9 +212,14 @@ SGLANG_0_5_23 = _STRICT_COIN.changed(
         {**_REJECTION.sampled_options, "--speculative-use-block-verification": AcceptanceRule("block", "sampled")},
         _read("0.5.22", "srt/arg_groups/speculative_hook.py"),
     ),
-    id_rules=(
-        with_targets(_BOUNDARY_IDS.id_rules, ("qwen3_5", "qwen3_5_text"), "plus_one"),
-        _read("0.5.22", "srt/models/qwen3_5.py"),
+    **facts(
+        _read("0.5.23", "srt/models; older releases were read for fewer targets"),
+        id_rules=with_targets(_BOUNDARY_IDS.id_rules, (*_QWEN3_5, *SGLANG_NEWEST_TARGETS), "plus_one"),
+        last_point_targets=(*_BOUNDARY_IDS.last_point_targets, "minimax_m3_vl", *SGLANG_LAST_POINT_TARGETS),
+        point_outside={
+            **_BOUNDARY_IDS.point_outside,
+            **dict.fromkeys((*_QWEN3_5, *SGLANG_MARKED_TARGETS), _INDEX_ERROR),
+        },
     ),
 )
 

@@ -29,6 +29,7 @@ SGLANG_RELEASES = Releases(
         "0.5.17": "2026-08-08",
         "0.5.21": "2026-10-01",
         "0.5.22": "2026-10-16",
+        "0.5.23": "2026-10-30",
     },
 )
 DEEPSEEK_TARGETS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2")

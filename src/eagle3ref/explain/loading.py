@@ -13,7 +13,7 @@ from eagle3ref.config.json_fields import JsonFields
 from eagle3ref.draft import Eagle3Draft
 from eagle3ref.explain.case import DraftFiles
 
-_LAYER = re.compile(r"layers\.(\d+)\.")
+_LAYER = re.compile(r"(?:layers|midlayer)\.(?:(\d+)\.)?")
 _LATER_NORM = re.compile(r"^layers\.[1-9]\d*\.(input_layernorm|hidden_norm)\.weight$")
 _KNOWN_BESIDES = re.compile(r"(^|\.)(d2t|t2d)$|rotary_emb\.inv_freq$")
 _SCALE = re.compile(r"\.(weight_scale|weight_scale_inv|input_scale)$")
@@ -49,9 +49,7 @@ def loaded_tensors(engine: str, draft: DraftFiles, config: DraftConfig) -> Loade
     """
     built = JsonFields(draft.keys, str(draft.folder / "config.json")).size("num_hidden_layers", 1)
     # A network of thousands of layers is a target's count in a draft's config; one more than is stored tells it.
-    stored = len(
-        {match[1] for name in draft.shapes if (match := _LAYER.search(name.replace("midlayer.", "layers.0.")))}
-    )
+    stored = len({match[1] or "0" for name in draft.shapes if (match := _LAYER.search(name))})
     wanted = _parameter_shapes(config, min(built, max(stored, 1) + 1))
     found, unknown, misshapen = set(), [], []
     for stored_name, shape in draft.shapes.items():

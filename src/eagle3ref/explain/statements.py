@@ -51,6 +51,7 @@ def statements(wiring: Wiring) -> tuple[Statement, ...]:
         ("temperature > 0", _sampled(wiring), "sampled_rule"),
         ("log", _log(case), "accept_rate"),
         ("per request", _request(case), "prefill_in_request_length"),
+        ("remarks", " ".join(case.profile.remarks), "remarks"),
     ]
     if wiring.tree.tree is not None and wiring.tree.tree.topk > 1:
         facts.insert(2, ("branches read", _tree_kv(wiring), "tree_kv"))

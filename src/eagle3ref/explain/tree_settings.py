@@ -9,6 +9,8 @@ from eagle3ref.config.tree import num_candidates
 from eagle3ref.engines import EngineProfile
 from eagle3ref.explain.flags import ServerFlags
 
+_ADAPTIVE_START = 3  # the middle one of SGLang's candidate steps, if no --speculative-adaptive-config has others
+
 
 @dataclass(frozen=True)
 class TreeSettings:
@@ -41,6 +43,8 @@ def resolve_tree(profile: EngineProfile, flags: ServerFlags, architecture: str) 
     asked = _listed(steps, topk, width)
     if not profile.trees:
         return _chain(profile, steps, asked)
+    if flags.adaptive and topk in (None, 1):  # with another topk it is switched off
+        return _adaptive(profile, steps, asked)
     if steps is None:
         if topk is not None or width is not None:
             return _refused(asked, "num_steps is missing: AssertionError, without a message")
@@ -64,6 +68,12 @@ def _chain(profile: EngineProfile, steps: int | None, asked: str) -> TreeSetting
     if steps is None:
         return TreeSettings(None, asked, "the number of speculative tokens was not given")
     return _checked(profile, (steps, 1, steps + 1), asked, f"a chain of {steps} speculative tokens")
+
+
+def _adaptive(profile: EngineProfile, steps: int | None, asked: str) -> TreeSettings:
+    """SGLang 0.5.23, srt/arg_groups/speculative_hook.py: nothing is asserted, and the width follows the steps."""
+    start = _ADAPTIVE_START if steps is None else steps
+    return _checked(profile, (start, 1, start + 1), asked, "where --speculative-adaptive starts")
 
 
 def _checked(profile: EngineProfile, counts: tuple[int, int, int], asked: str, how: str) -> TreeSettings:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from eagle3ref.engines import captured_points, engine_profile
 from eagle3ref.explain.case import Case
 from eagle3ref.explain.trap import Trap
 from eagle3ref.explain.wiring import Wiring
+
+_OTHER_ENGINE = {"SGLang": "vllm", "vLLM": "sglang"}  # by engine: a package, for its newest profile
 
 
 def unsupported_target(wiring: Wiring) -> Iterator[Trap]:
@@ -130,11 +133,24 @@ def _right_ids(wiring: Wiring) -> str:
         return _say_what_it_was_trained_on()
     if wiring.ids_for_trained is None:
         return f"{case.profile.name} cannot be told to capture {list(wiring.trained)}."
-    ids, key, written_at = list(wiring.ids_for_trained), case.profile.ids_key, _read(case)[0]
+    ids, key = list(wiring.ids_for_trained), case.profile.ids_key
     if not case.profile.capture_keys:
         return f"Set {key} = {ids} at launch."
-    moved = written_at and written_at != key
-    return f"Write {key} = {ids} into the draft's config.json" + (f", and take {written_at} out." if moved else ".")
+    return f"Write {key} = {ids} into the draft's config.json{_what_of_the_other(wiring, key)}."
+
+
+def _what_of_the_other(wiring: Wiring, key: str | None) -> str:
+    """Whether a list under another key stays: it may, where the other engine reads that key and captures the same."""
+    case, written_at = wiring.case, _read(wiring.case)[0]
+    if written_at in ("", key):
+        return ""
+    other = engine_profile(_OTHER_ENGINE[case.profile.engine])
+    fused = case.draft.config.num_aux_hidden_states
+    written = {written_at: case.draft.written_ids[written_at]}
+    found = captured_points(other, written, case.target.model_type, case.target.num_layers, fused)
+    if written_at in other.capture_keys and found.failure is None and found.points == wiring.trained:
+        return f", and keep {written_at} for {other.name}: the file then serves both"
+    return f", and take {written_at} out"
 
 
 def _say_what_it_was_trained_on() -> str:
