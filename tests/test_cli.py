@@ -34,7 +34,8 @@ def run_process(
     *arguments: object, code: str = COMMAND, encoding: str = "utf-8", stdout: int = subprocess.PIPE
 ) -> subprocess.CompletedProcess[str]:
     """A process of its own, its output piped, in which nothing was imported before."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": encoding, "OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    environment |= {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": encoding, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(
         command, env=environment, stdout=stdout, stderr=subprocess.PIPE, encoding="utf-8", check=False
@@ -163,6 +164,7 @@ def test_piped_output_is_plain(folder: Path) -> None:
     arguments = (folder / "trace", folder / "draft", "--num-steps", 5, "--topk", 4, "--num-draft-tokens", 16)
     done = run_process("replay", *arguments)
     assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) > 80  # as wide as it needs, whatever terminal there is
     assert "\x1b" not in done.stdout + done.stderr
     assert "acceptance length" in done.stdout
     assert "embedding: the target's" in done.stderr
@@ -206,6 +208,32 @@ def test_inspect_shows_a_broken_draft_and_fails(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "fc.weight" in result.stdout
     assert "reading d2t" in result.stderr
+    assert "nothing found" not in result.stdout
+    assert re.search(r"^odd +.*; expected ", result.stdout, re.MULTILINE)
+
+
+def test_inspect_blames_only_what_is_broken(tmp_path: Path) -> None:
+    """Would catch a sound vocabulary map called unreadable because the head is missing, or NaN told as a dtype."""
+    for name, broken in (("lm_head.weight", None), ("norm.weight", torch.full((tiny.WIDTH,), torch.nan))):
+        config, tensors = tiny.draft_parts()
+        tensors = {**tensors, name: broken}
+        folder = tiny.write_draft(tmp_path / name, config, {key: t for key, t in tensors.items() if t is not None})
+        result = run("inspect", folder, "--target", tiny.target_folder(tmp_path / f"target of {name}"))
+        assert result.exit_code == 2
+        assert f"{tiny.DRAFT_VOCAB} of the target's {tiny.VOCAB} tokens" in result.stdout
+        assert re.search(rf"^odd .*{name}.*expected", result.stdout, re.MULTILINE)
+        assert "dtype torch" not in result.stdout
+
+
+def test_inspect_takes_the_points_that_its_message_asks_for(tmp_path: Path) -> None:
+    """Would catch a message that names an argument of Python, or an option that the command does not have."""
+    ids = {"eagle_aux_hidden_state_layer_ids": [3, 4, 5]}
+    folder = tiny.draft_folder(tmp_path / "draft", eagle_config=ids)
+    assert "--capture-points" in run("inspect", folder).stderr
+    found = run("inspect", folder, "--capture-points", "3,4,5")
+    assert found.exit_code == 0, found.stderr
+    assert "(3, 4, 5), given by the caller" in found.stdout
+    assert re.search(r"^variant +plain EAGLE-3 *$", found.stdout, re.MULTILINE)
 
 
 def altered_trace(folder: Path, path: Path, value: float) -> Path:
@@ -246,7 +274,7 @@ def test_bad_input_ends_with_2_and_one_message(folder: Path, tmp_path: Path) -> 
         "missing target": (("capture", tmp_path / "gone", prompts, *capture_to), "No such file"),
         "missing folder": (("inspect", tmp_path / "gone"), "no such folder"),
         "not a trace": (("replay", draft, draft), "a folder without trace.json"),
-        "wrong capture points": (("replay", other, draft), "--capture-points 2,3,4"),
+        "wrong capture points": (("replay", other, draft), "--capture-points 1,2,3,4"),
         "a point beyond": (("capture", target, prompts, "-o", tmp_path / "new", "--capture-points", "2,99"), "99"),
         "too many nodes": (("replay", trace, draft, "--topk", 2, "--num-draft-tokens", 99), "at most 11"),
         "topk 1": (("replay", trace, draft, "--num-draft-tokens", 8), "silently run 3/1/4"),

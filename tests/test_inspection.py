@@ -1,5 +1,6 @@
 """Inspection: what files say of themselves, without running anything."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from eagle3ref.inspection import (
     inspect_target,
     summarize_trace,
 )
+from eagle3ref.inspection.variant import network_variant
 from eagle3ref.trace import RecordedSampling, RecordedSequence, TargetIdentity, TraceHeader, TraceWriter
 from eagle3ref.weights import Weights
 
@@ -125,3 +127,45 @@ def test_sha256_of_a_trace_names_the_contents(tmp_path: Path) -> None:
     other = write_trace(tmp_path / "c", [[3, 5]])
     assert first.sha256() == same.sha256()
     assert first.sha256() != other.sha256()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        ("gqa", {}, ()),
+        ("mla", {}, ()),
+        ("gqa", {"norm_before_residual": True, "fc_norm": True}, ("norm_before_residual", "fc_norm")),
+        ("mla", {"norm_before_fc": True}, ("norm_before_fc",)),
+        ("gqa", {"attention_bias": True}, ("qkv bias", "o_proj bias")),
+        ("gqa", {"norm_output": True}, ("final norm as in EAGLE-3.1: head and next step read the normed stream",)),
+    ],
+)
+def test_variant_is_what_differs_from_the_plain_head(
+    kind: str, settings: dict[str, bool], expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Would catch a look at a draft that hides which network it is, or calls the plain one a variant."""
+    assert inspect_draft(tiny.draft_folder(tmp_path / "draft", kind, **settings)).variant == expected
+
+
+def test_variant_tells_layers_windows_biases_and_query_norms(tmp_path: Path) -> None:
+    """Would catch layers counted by config.json, and a window, a bias or a norm of the queries that is not told."""
+    plain = inspect_draft(tiny.draft_folder(tmp_path / "draft")).config
+    attention = replace(plain.attention, qk_norm_eps=1e-6)
+    config = replace(plain, attention=attention, layer_windows=(None, 64), fc_bias=True, mlp_bias=True, logit_scale=0.5)
+    names = ["layers.0.mlp.up_proj.weight", "layers.1.mlp.up_proj.weight"]
+    told = ("2 layers", "fc bias", "mlp bias", "logit_scale 0.5", "query and key norms", "sliding window 64")
+    assert network_variant(config, names) == told
+
+
+def test_capture_points_can_be_given_where_the_file_has_none(tmp_path: Path) -> None:
+    """Would catch a look that asks for the target's depth although the user said which streams they are."""
+    config, tensors = tiny.draft_parts()
+    del config["eagle_config"]
+    folder = tiny.write_draft(tmp_path / "draft", config, tensors)
+    assert len(inspect_draft(folder).unchecked) == 1
+    found = inspect_draft(folder, capture_points=(2, 3, 5))
+    assert (found.unchecked, found.origins["capture points"]) == ((), "(2, 3, 5), given by the caller")
+    del tensors["embed_tokens.weight"]
+    shares = inspect_draft(tiny.write_draft(tmp_path / "shares", config, tensors), capture_points=(2, 3, 5))
+    assert shares.unchecked == ("the embedding: the draft brings none",)
+    assert shares.origins["capture points"] == "(2, 3, 5), given by the caller"

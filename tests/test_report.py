@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from eagle3ref import AcceptanceCounts, TreeConfig
 from eagle3ref.acceptance import ExpectedAcceptance
 from eagle3ref.config import AcceptanceRule
+from eagle3ref.engines import engine_profile
 from eagle3ref.report.style import Bar, percent, rate, size
 from eagle3ref.report.terminal import comparison, legend, replay_report
 
@@ -84,6 +85,19 @@ def test_square_brackets_are_no_markup() -> None:
     assert shown in text_of(comparison([("greedy", "GQA", SEEN)]))
 
 
+def test_the_lines_of_two_engines_or_of_one() -> None:
+    """Would catch a line of an engine that has no trees, one of another engine, and one broken in two."""
+    line = "    Mean acceptance length: 2.40, Avg Draft acceptance rate: 46.7%"
+    shown = text_of(replay_report(SEEN, "title"))
+    assert "accept len: 2.40, accept rate: 0.47" in shown
+    assert line in shown
+    assert "Mean acceptance length" not in text_of(replay_report(replace(SEEN, tree=TreeConfig(3, 2, 4)), "title"))
+    as_vllm = text_of(replay_report(SEEN, "title", engine_profile("vllm==0.20.0")))
+    assert line in as_vllm
+    assert "SGLang" not in as_vllm
+    assert "no acceptance figures" in text_of(replay_report(SEEN, "title", engine_profile("safeailab")))
+
+
 def test_undefined_rates_are_dashes() -> None:
     """Would catch a nan on the screen, or a bar of it, when no round got that deep."""
     text = text_of(replay_report(counts([[7, 0, 0, 0], [5, 0, 0, 0]]), "title"))
@@ -117,6 +131,8 @@ def test_expected_length_and_rule_are_shown_when_there_are_some() -> None:
     assert "rule               rejection, drafts sampled" in text
     assert "expected         2.40" in text
     assert "surplus          +0.000" in text
+    explained = " ".join(text_of(legend([replace(SEEN, rule=rule, expected=expected)])).split())
+    assert "1 interval in 20 misses 0 by chance" in explained
 
 
 def test_legend_explains_the_kinds_that_occur() -> None:

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from eagle3ref.cli.capture import capture
-from eagle3ref.cli.console import error_message, own_warnings_as_notes, stderr, stdout
+from eagle3ref.cli.console import error_message, own_warnings_as_notes, stderr, stdout, widen_pipes
 from eagle3ref.cli.decode import decode
 from eagle3ref.cli.demo import demo
 from eagle3ref.cli.exit_status import BAD_INPUT, INTERRUPTED, READER_GONE
@@ -67,6 +67,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be text, nor terminals UTF-8
+    widen_pipes()
     app()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,14 @@ class _Console(Console):
 
 
 stdout, stderr = _Console(), _Console(stderr=True)
+_PIPE_WIDTH = 200  # wide enough that no number and no tensor's name is broken in two
+
+
+def widen_pipes() -> None:
+    """Files and pipes have no width, and 80 columns would break lines that programs read; COLUMNS still decides."""
+    for console in (stdout, stderr):
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = _PIPE_WIDTH
 
 
 def error_message(error: Eagle3RefError) -> RenderableType:

@@ -29,6 +29,7 @@ from eagle3ref.cli.options import (
     asked_rule,
     asked_tree,
     parse_capture_points,
+    refuse_flags_before,
     torch_dtype,
     usable_device,
 )
@@ -72,12 +73,15 @@ def decode(
     as_json: Annotated[bool, typer.Option("--json", help="Only JSON on stdout.")] = False,
 ) -> None:
     """Decode prompts with the draft, and the target in the loop."""
+    refuse_flags_before(context, target, draft, prompts)
     given, _ = read_prompts(prompts, target)
     sampling = Sampling(temperature, top_p, top_k, seed)
     place, kind = usable_device(device), torch_dtype(dtype)
     if check_lossless and temperature > 0:
         raise typer.BadParameter("--check-lossless compares greedy answers: leave --temperature at 0")
     tree, asked = asked_tree(num_steps, topk, num_draft_tokens), asked_rule(rule, sampled_drafts)
+    if asked is not None and temperature == 0:
+        stderr.print("note: at temperature 0 every rule is greedy: --rule and --sampled-drafts change nothing")
     model = load_target(target, device=place, dtype=kind)
     points = parse_capture_points(capture_points)
     setup = set_up(context, engine, draft, model, tree, asked, capture_points=points, device=place, dtype=kind)

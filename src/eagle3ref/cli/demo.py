@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from eagle3ref.cli.console import stderr, stdout
+from eagle3ref.nano import draft_path, target_path
 from eagle3ref.nano.demo import run_demo
 from eagle3ref.report.progress import SequenceProgress
 from eagle3ref.report.terminal import demo_report
@@ -22,3 +24,6 @@ def demo(
         result = run_demo(keep or Path(scratch), progress.begin)
     runs = [(run.answers, run.draft, run.counts) for run in result.runs]
     stdout.print(demo_report(runs, result.traces))
+    stdout.print("\nNext: what would a server make of this draft?", style="bold cyan")
+    command = f"{sys.executable} -m eagle3ref explain {draft_path()} {target_path()}"  # runs without an activated venv
+    stdout.print(f"{command} --engine sglang==0.5.23 --speculative-algorithm EAGLE", highlight=False, soft_wrap=True)

@@ -10,7 +10,7 @@ import typer
 
 from eagle3ref.cli.console import stdout
 from eagle3ref.cli.exit_status import DOES_NOT_AGREE
-from eagle3ref.cli.options import CapturePoints, Engine, parse_capture_points
+from eagle3ref.cli.options import CapturePoints, Engine, parse_capture_points, refuse_flags_before
 from eagle3ref.explain import explain as explain_wiring
 from eagle3ref.report.explanation import explanation_report
 
@@ -26,8 +26,9 @@ def explain(
 ) -> None:
     """Say what a server would really run, and what goes wrong, without starting it.
 
-    All other words are the server's own flags, as you type them there.
+    All other words are the server's own flags, as you type them there. They go last.
     """
+    refuse_flags_before(context, draft, target)
     explanation = explain_wiring(
         draft,
         target,

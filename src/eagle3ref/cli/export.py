@@ -17,7 +17,8 @@ def export(
     format: Annotated[ExportFormat, typer.Option(help="Who is to read the copy.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Must not exist.")],
     target: Annotated[
-        Path | None, typer.Option(help="Supplies what the draft lacks, and decides SGLang's numbering of layers.")
+        Path | None,
+        typer.Option(help="Needed by a draft without an embedding of its own; decides SGLang's numbering of layers."),
     ] = None,
     capture_points: CapturePoints = None,
     rope_theta: RopeTheta = None,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 import typer
 
-from eagle3ref.config import AcceptanceRule, FinalNorm, RuleName, TreeConfig, TreeKV
+from eagle3ref.config import CHAIN_RULES, AcceptanceRule, FinalNorm, RuleName, TreeConfig, TreeKV
 from eagle3ref.errors import Eagle3RefError
 
 DTypeName = Literal["bfloat16", "float32", "float64"]
@@ -24,7 +25,8 @@ OptionalEngine = Annotated[
 NumSteps = Annotated[int | None, typer.Option(help="Depth of the tree.", show_default="3, or the engine's")]
 TopK = Annotated[int | None, typer.Option(help="Children kept per beam; 1 is a chain.", show_default="1")]
 NumDraftTokens = Annotated[
-    int | None, typer.Option(help="Nodes verified per round, the root included.", show_default="4, or a chain's")
+    int | None,
+    typer.Option(help="Nodes verified per round, the root included.", show_default="num_steps + 1 of a chain"),
 ]
 Rule = Annotated[RuleName | None, typer.Option(help="At temperature > 0.", show_default="target_only, or the engine's")]
 SampledDrafts = Annotated[bool, typer.Option("--sampled-drafts", help="With rejection and block: draw the drafts too.")]
@@ -57,6 +59,13 @@ def parse_capture_points(text: str | None) -> tuple[int, ...] | None:
         raise typer.BadParameter(f"--capture-points {text!r} is no list of layers such as 2,30,58") from error
 
 
+def refuse_flags_before(context: typer.Context, *places: Path) -> None:
+    """Refuse an unknown option in the place of a folder: it would be read as the folder's name."""
+    early = [str(place) for place in places if str(place).startswith("-")]
+    if early:
+        context.fail(f"{early[0]} stands before the folders. Server flags go last.")
+
+
 def asked_tree(
     num_steps: int | None, topk: int | None, num_draft_tokens: int | None, tree_kv: TreeKV = "slot"
 ) -> TreeConfig | None:
@@ -65,14 +74,21 @@ def asked_tree(
     A chain takes as many draft tokens as it has.
 
     Raises:
-        Eagle3RefError: counts that do not go together.
+        Eagle3RefError: counts that do not go together, or a tree without its number of draft tokens.
     """
     if (num_steps, topk, num_draft_tokens) == (None, None, None):
         return None
     steps = DEFAULT_TREE.num_steps if num_steps is None else num_steps
     children = DEFAULT_TREE.topk if topk is None else topk
     if num_draft_tokens is None:
-        num_draft_tokens = steps + 1 if children == 1 else DEFAULT_TREE.num_draft_tokens
+        if children > 1:
+            raise Eagle3RefError(
+                "reading the tree settings",
+                found=f"--topk {children} without --num-draft-tokens",
+                expected="the number of nodes that a round verifies, for every tree with topk above 1",
+                action="Add --num-draft-tokens, or leave --topk at 1: a chain has num_steps + 1.",
+            )
+        num_draft_tokens = steps + 1
     return TreeConfig(steps, children, num_draft_tokens, tree_kv)
 
 
@@ -84,6 +100,13 @@ def asked_rule(rule: RuleName | None, sampled_drafts: bool) -> AcceptanceRule | 
     """
     if rule is None and not sampled_drafts:
         return None
+    if sampled_drafts and rule not in CHAIN_RULES:
+        raise Eagle3RefError(
+            "reading the acceptance rule",
+            found=f"--sampled-drafts with --rule {rule}" if rule else "--sampled-drafts without --rule",
+            expected="a rule that knows sampled drafts",
+            action=f"Add {' or '.join(f'--rule {name}' for name in CHAIN_RULES)}.",
+        )
     return AcceptanceRule(rule or "target_only", "sampled" if sampled_drafts else "top")
 
 

@@ -26,6 +26,7 @@ from eagle3ref.cli.options import (
     asked_rule,
     asked_tree,
     parse_capture_points,
+    refuse_flags_before,
     torch_dtype,
     usable_device,
 )
@@ -68,6 +69,7 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Only JSON on stdout.")] = False,
 ) -> None:
     """Count what a draft would have had accepted on a trace."""
+    refuse_flags_before(context, trace, draft)
     recorded = Trace.open(trace)
     supplier = target or _recorded_target(recorded)
     setup = set_up(
@@ -87,14 +89,14 @@ def replay(
     if as_json:
         settings = {"device": device, "batch_tokens": batch_tokens, "seed": seed}
         if setup.as_engine is not None:
-            settings |= {"engine": setup.as_engine.profile.name, "flags": context.args}
+            settings |= {"engine": setup.as_engine.explanation.case.release, "flags": context.args}
             settings |= {"engine_log": log, "differences": list(setup.as_engine.differences)}
         document = replay_document(counts, recorded, setup.draft, draft, settings)
         typer.echo(json.dumps(document, indent=1, allow_nan=False))
         return
-    stdout.print(replay_report(counts, f"{draft} on {trace}, {counts.tree} (num_steps/topk/num_draft_tokens)"))
-    if setup.profile is not None:
-        stdout.print(f"\n  {setup.profile.engine} {setup.profile.version} logs  {log}", highlight=False)
+    engine_name = "" if setup.as_engine is None else f" as {setup.as_engine.explanation.case.engine}"
+    title = f"{draft} on {trace}{engine_name}, {counts.tree} (num_steps/topk/num_draft_tokens)"
+    stdout.print(replay_report(counts, title, setup.profile))
     stdout.print()
     stdout.print(legend([counts]))
 

@@ -84,12 +84,12 @@ def set_up(
         context.fail(f"An engine reads the draft's files as they are: leave {', '.join(variant or {})} out.")
     found = load_draft_as(engine, folder, target, context.args, **options)
     _say(found.draft)
-    name = found.profile.name
+    name = found.explanation.case.engine
     for difference in found.differences:
         stderr.print(Text.assemble((f"{name}: ", "bold yellow"), difference))
     if not found.differences:
         stderr.print(Text(f"{name}: runs the draft as it was trained", style="dim"))
-    return Setup(found.draft, found.tree(tree), rule or found.explanation.wiring.rule, found)
+    return Setup(found.draft, found.tree(tree), found.rule(rule), found)
 
 
 def _say(draft: Eagle3Draft) -> None:

@@ -4,11 +4,19 @@ from eagle3ref.config.draft import FINAL_NORM_MEANING, DraftConfig, FinalNorm
 from eagle3ref.config.draft_family import DraftFamily
 from eagle3ref.config.layers import AttentionKind, GQAConfig, MLAConfig, MoEConfig
 from eagle3ref.config.rope import RopeConfig
-from eagle3ref.config.rule import GREEDY_TEMPERATURE, RULE_MEANING, AcceptanceRule, RuleName, default_rule
+from eagle3ref.config.rule import (
+    CHAIN_RULES,
+    GREEDY_TEMPERATURE,
+    RULE_MEANING,
+    AcceptanceRule,
+    RuleName,
+    default_rule,
+)
 from eagle3ref.config.target import KimiK25Config, TargetConfig
 from eagle3ref.config.tree import TreeConfig, TreeKV
 
 __all__ = [
+    "CHAIN_RULES",
     "FINAL_NORM_MEANING",
     "GREEDY_TEMPERATURE",
     "RULE_MEANING",

@@ -73,6 +73,7 @@ class DraftConfig:
         fc_norm: one RMSNorm per aux hidden state before ``fc``.
         norm_before_fc: one RMSNorm over the whole concatenation before ``fc``.
         norm_before_residual: the residual is the normed fused state (speculators) instead of the raw one.
+        capture_is_off: the file tells engines to capture nothing; if there is an fc, its training says otherwise.
         hidden_double_norm: the state passes ``input_layernorm`` before ``hidden_norm``, as modelopt's Hugging Face
             trainer has done since its PR 689. No file says so; it is an option to measure with.
         logit_scale: factor on the draft's logits (vLLM).
@@ -104,6 +105,7 @@ class DraftConfig:
     hidden_double_norm: bool = False
     logit_scale: float = 1.0
     layer_windows: tuple[int | None, ...] = ()
+    capture_is_off: bool = False
     family: DraftFamily = "unknown"
     family_mark: str = ""
 
@@ -159,6 +161,7 @@ class DraftConfig:
             norm_before_residual=fields.flag("norm_before_residual"),
             logit_scale=fields.number("logit_scale", 1.0),
             layer_windows=sliding_windows(fields) if family in ("speculators", "vLLM") else (),
+            capture_is_off=not eagle.flag("use_aux_hidden_state", True),
             family=family,
             family_mark=mark,
         )

@@ -52,4 +52,4 @@ def draft_family(fields: JsonFields, names: Collection[str]) -> tuple[DraftFamil
     is_midlayer = any(name.startswith("midlayer.") for name in plain)
     if architecture == SGLANG_ARCHITECTURE and is_midlayer and {"d2t", "t2d"} <= plain:
         return "SpecForge", "midlayer. with d2t and t2d; others write this layout too"
-    return "unknown", "no mark of a known writer"
+    return "unknown", "no writer's mark; names and keys are enough to read it"

@@ -10,6 +10,7 @@ from typing import Any
 from eagle3ref.config.json_fields import JsonFields
 from eagle3ref.errors import Eagle3RefError
 
+CAPTURE_SWITCH = "eagle_config.use_aux_hidden_state"
 _NEVER = r"(?!)"
 
 
@@ -24,6 +25,7 @@ class _OtherNetwork:
         settings: key of config.json (``a.b`` is b inside a) -> pattern of its value.
         tensors: pattern found in the name of a tensor.
         without: a pattern that no tensor name may contain for ``tensors`` to count.
+        despite: a tensor that outweighs ``settings``, which wait until the names are known.
     """
 
     name: str
@@ -32,9 +34,13 @@ class _OtherNetwork:
     settings: Mapping[str, str] = field(default_factory=dict)
     tensors: str = _NEVER
     without: str = _NEVER
+    despite: str = _NEVER
 
-    def evidence(self, fields: JsonFields, names: Collection[str]) -> list[str]:
+    def evidence(self, fields: JsonFields, names: Collection[str] | None) -> list[str]:
         """The marks that are there, in words."""
+        if self.despite != _NEVER and (names is None or any(re.search(self.despite, name) for name in names)):
+            return []
+        names = names or ()
         found = []
         if re.fullmatch(self.architectures, fields.architecture):
             found.append(f"architectures = {fields.architecture}")
@@ -108,13 +114,15 @@ _OTHER_NETWORKS = (
         "It reads one final state and has no fc over captured layers. On SGLang its flag is EAGLE, not EAGLE3.",
         architectures=r".*ForCausalLMEagle|Eagle(Llama|MiniCPM|Mistral3?|DeepSeekMTP)ForCausalLM|EAGLEModel"
         r"|EagleSpeculator",
-        settings={
-            "speculators_model_type": "eagle",
-            "model_type": "eagle",
-            "eagle_config.use_aux_hidden_state": "False",
-        },
+        settings={"speculators_model_type": "eagle", "model_type": "eagle"},
         tensors=r"(^|\.)fc\.weight$",
         without=r"hidden_norm|input_layernorm|embeds_norm",  # its only layer starts without a norm
+    ),
+    _OtherNetwork(
+        "a head over one final state, as EAGLE-1 and EAGLE-2 drafts are",
+        "It has no fc over captured layers. If yours has one, give its weights too, or take the key out.",
+        settings={CAPTURE_SWITCH: "False"},
+        despite=r"(^|\.)fc\.weight$",  # nothing but captured states needs it beside the norms of an EAGLE-3 layer
     ),
     _OtherNetwork(
         "a whole language model",
@@ -125,12 +133,12 @@ _OTHER_NETWORKS = (
 )
 
 
-def refuse_other_networks(fields: JsonFields, names: Collection[str]) -> None:
+def refuse_other_networks(fields: JsonFields, names: Collection[str] | None) -> None:
     """Refuse what is recognised as something else than an EAGLE-3 draft.
 
     Args:
         fields: config.json.
-        names: of the tensors, as stored; empty when they are not known.
+        names: of the tensors, as stored; empty when nobody will look at them, None when that is still to come.
 
     Raises:
         Eagle3RefError: names the kind and the evidence for it.

@@ -20,7 +20,7 @@ RULE_MEANING: dict[RuleName, str] = {
     "block": "rejection sampling of the drafts as one block (arXiv 2403.10444, algorithm 2)",
     "multi_round": "siblings are tried one after the other, each a rejected one taken out of the target (EAGLE's code)",
 }
-_CHAIN_RULES = ("rejection", "block")
+CHAIN_RULES = ("rejection", "block")
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class AcceptanceRule:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or self.name not in RULE_MEANING:
             self._refuse(f"one of {', '.join(RULE_MEANING)}")
-        if self.drafts not in ("top", "sampled") or (self.drafts == "sampled" and self.name not in _CHAIN_RULES):
-            self._refuse(f"drafts 'top', or 'sampled' with one of the rules {', '.join(_CHAIN_RULES)}")
+        if self.drafts not in ("top", "sampled") or (self.drafts == "sampled" and self.name not in CHAIN_RULES):
+            self._refuse(f"drafts 'top', or 'sampled' with one of the rules {', '.join(CHAIN_RULES)}")
         thresholds = (self.threshold_single, self.threshold_acc)
         if not all(isinstance(threshold, int | float) and 0 <= threshold <= 1 for threshold in thresholds):
             self._refuse("thresholds from 0 to 1")
@@ -63,7 +63,7 @@ class AcceptanceRule:
     @property
     def needs_chain(self) -> bool:
         """Whether the rule knows no siblings: topk 1 only."""
-        return self.name in _CHAIN_RULES
+        return self.name in CHAIN_RULES
 
     @property
     def lossless(self) -> bool:

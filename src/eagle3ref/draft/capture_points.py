@@ -43,7 +43,7 @@ def resolve_capture_points(
                 doing,
                 found="no layer ids in config.json, and no target",
                 expected="a target, whose depth n gives the default (2, n // 2, n - 3)",
-                action="Pass the target, or capture_points.",
+                action="Pass the target, or capture_points (--capture-points).",
             )
         points, how = default_capture_points(num_layers), f"no ids in config.json; the default for {num_layers} layers"
     else:
@@ -75,8 +75,8 @@ def _numbering(config: DraftConfig, given: tuple[int, ...], doing: str) -> tuple
         expected="a list that starts with 1 (outputs of layers) or 2 (inputs of layers), or a writer whose numbering "
         + f"is known (here: {config.family})"
         + (", and not TensorRT-LLM's -1, the final state after the norm" if min(given, default=0) < 0 else ""),
-        action="Say which residual streams the draft was trained on: pass capture_points (inputs of layers). "
-        "Engines would guess, each in its own way.",
+        action="Say which residual streams the draft was trained on: pass capture_points (--capture-points), as "
+        "inputs of layers. Engines would guess, each in its own way.",
     )
 
 
@@ -89,5 +89,5 @@ def _check(doing: str, points: tuple[int, ...], num_layers: int | None, wanted: 
             doing,
             found=f"capture points {points}",
             expected=f"{wanted} ascending points (the draft fuses {wanted} states) from 0 to {limit}",
-            action="Correct the ids in config.json, or pass capture_points.",
+            action="Correct the ids in config.json, or pass capture_points (--capture-points).",
         )

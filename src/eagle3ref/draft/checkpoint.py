@@ -82,6 +82,7 @@ def load_draft(
     if scaled is not None:
         draft.origins["weights"] = scaled
     _warn(draft, _final_norm_warnings(config, final_norm))
+    _warn(draft, _switch_warnings(config))
     _warn(draft, supply_embedding(draft, tensors, shared))
     _warn(draft, supply_lm_head(draft, tensors, shared))
     _check_tensors(draft, tensors, where)
@@ -101,7 +102,7 @@ def open_draft(folder: str | Path) -> tuple[DraftConfig, Weights]:
         Eagle3RefError: another kind of draft, a variant that is not implemented, or unreadable files.
     """
     # By its config.json first: another kind of draft may hold its weights in files that cannot be opened here.
-    refuse_other_networks(JsonFields.read(Path(folder) / "config.json"), ())
+    refuse_other_networks(JsonFields.read(Path(folder) / "config.json"), None)
     weights = Weights(folder)
     return DraftConfig.from_folder(folder, weights.names), weights
 
@@ -171,11 +172,23 @@ def _check_tensors(draft: Eagle3Draft, tensors: dict[str, Tensor], where: str) -
         tensor = tensors[name]
         if tuple(tensor.shape) != shape:
             raise _wrong_shape(name, tensor, shape, where)
-        if tensor.dtype not in _READABLE or not bool(torch.isfinite(tensor).all()):
-            found = f"{name} with non-finite values or of dtype {tensor.dtype}"
-            _refuse_values(where, found, "finite bf16, fp16, fp32 or fp64, or 8-bit weights with scales")
+        if tensor.dtype not in _READABLE:
+            found = f"{name} of dtype {tensor.dtype}"
+            _refuse_values(where, found, "bf16, fp16, fp32 or fp64, or 8-bit weights with scales")
+        if not bool(torch.isfinite(tensor).all()):
+            _refuse_values(where, f"{name} with non-finite values", "finite weights")
     if not bool(tensors["fc.weight"].any()):
         _refuse_values(where, "an all-zero fc.weight", "trained weights")
+
+
+def _switch_warnings(config: DraftConfig) -> list[str]:
+    """The tensors outweigh the key: an fc over captured states was trained with them."""
+    if not config.capture_is_off:
+        return []
+    return [
+        "eagle_config.use_aux_hidden_state is false, and fc shows a head that was trained on captured states: it is "
+        "run as one. SGLang would capture nothing for it; write true."
+    ]
 
 
 def _listed(kind: str, names: list[str]) -> str:
@@ -184,7 +197,7 @@ def _listed(kind: str, names: list[str]) -> str:
 
 def _advice(missing: list[str], unknown: list[str]) -> str:
     if missing == ["embed_tokens.weight"]:
-        return "This draft shares the target's embedding: pass the target (or its folder)."
+        return "This draft shares the target's embedding: pass the target or its folder (--target)."
     if missing == ["lm_head.weight"]:
         return "SGLang would keep an uninitialised head (accept len 1.00). Export the draft with its lm_head."
     if unknown and not missing:

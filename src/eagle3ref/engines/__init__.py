@@ -7,7 +7,7 @@ from eagle3ref.engines.capture import (
     default_capture_points,
     ids_that_capture,
 )
-from eagle3ref.engines.catalog import PROFILES, engine_profile
+from eagle3ref.engines.catalog import PROFILES, engine_profile, engine_release
 from eagle3ref.engines.profile import EngineProfile, Source
 from eagle3ref.engines.sglang import SGLANG_0_5_23, SGLANG_LOG_ERAS
 
@@ -22,5 +22,6 @@ __all__ = [
     "captured_points",
     "default_capture_points",
     "engine_profile",
+    "engine_release",
     "ids_that_capture",
 ]

@@ -47,6 +47,17 @@ def engine_profile(name: str) -> EngineProfile:
     return covering[0]
 
 
+def engine_release(name: str) -> str:
+    """What the user asked for, ``package==version``; of a bare package, its newest profile's ``name``.
+
+    Raises:
+        Eagle3RefError: as ``engine_profile``.
+    """
+    profile = engine_profile(name)
+    _, separator, release = name.partition("==")
+    return f"{profile.package}=={Version(release)}" if separator else profile.name
+
+
 def _covers(profile: EngineProfile, version: Version) -> bool:
     return bool(profile.versions) and SpecifierSet(profile.versions).contains(version, prereleases=True)
 

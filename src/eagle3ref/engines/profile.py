@@ -36,6 +36,11 @@ class Source:
     where: str
     date: str
 
+    @property
+    def is_established(self) -> bool:
+        """Whether anything was found."""
+        return not self.where.startswith("not established")
+
 
 Fact = tuple[Any, Source]  # a value of a field, and who says so
 

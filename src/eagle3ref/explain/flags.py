@@ -15,6 +15,7 @@ from eagle3ref.explain.flag_names import DIALECTS, Dialect, FlagName
 _SWITCH_VALUES = {"true": True, "1": True, "false": False, "0": False}
 _LOOKS_ALIKE = 0.85  # difflib ratio: two letters of a long flag may be wrong
 _ABBREVIATED = "--spec"  # the family whose names are listed in full, so that a short form is known to be unambiguous
+_LISTED_IN_FULL = "--speculative"  # and so that one more is known to be refused
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Misspelling:
 
     Args:
         typed: as the user wrote it.
-        meant: the flags that it looks like; more than one when it is a short form of several.
+        meant: the flags that it looks like; more than one when it is a short form of several, none when it looks like
+            none.
     """
 
     typed: str
@@ -37,13 +39,16 @@ class ServerFlags:
     Args:
         algorithm: SGLang's ``--speculative-algorithm``, vLLM's ``method``.
         num_steps: SGLang's ``--speculative-num-steps``, vLLM's ``num_speculative_tokens``.
+        target_path: of the model that is served.
         context_length: tokens of the longest sequence that the server will take.
-        misspelled: flags that look like one of these and are none.
-        unrelated: the other words, which change nothing in drafting.
+        misspelled: flags that look like one of these and are none, and speculative ones that the engine has not.
+        unrelated: words which change nothing in drafting.
+        unknown: flags that were not looked up: the engine may have them or not.
     """
 
     algorithm: str | None = None
     draft_path: str | None = None
+    target_path: str | None = None
     num_steps: int | None = None
     topk: int | None = None
     num_draft_tokens: int | None = None
@@ -68,11 +73,12 @@ class ServerFlags:
     draft_quantization: str | None = None
     misspelled: tuple[Misspelling, ...] = ()
     unrelated: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     @property
     def said(self) -> dict[str, object]:
         """The settings that the user gave."""
-        lists = ("misspelled", "unrelated")
+        lists = ("misspelled", "unrelated", "unknown")
         return {name: value for name, value in vars(self).items() if value is not None and name not in lists}
 
 
@@ -93,6 +99,7 @@ def parse_server_flags(engine: str, words: Sequence[str]) -> ServerFlags:
     values: dict[str, object] = {}
     misspelled: list[Misspelling] = []
     unrelated: list[str] = []
+    unknown: list[str] = []
     for name, value in _pairs(_split(words), dialect):
         known = _resolve(name, dialect)
         if isinstance(known, FlagName):
@@ -101,17 +108,18 @@ def parse_server_flags(engine: str, words: Sequence[str]) -> ServerFlags:
             misspelled.append(known)
         elif name in dialect.json_flags:
             for key, inner in _json_settings(name, value).items():
-                flag = dialect.spelled(dialect.json_keys.get(key, ""))
-                close = difflib.get_close_matches(key, dialect.json_keys, n=1, cutoff=_LOOKS_ALIKE)
-                if flag is not None:
-                    values[flag.setting] = _typed(flag, f"{name} {key}", inner)
-                elif close:
-                    misspelled.append(Misspelling(f"{name} {key}", tuple(close)))
+                setting = _resolve_key(name, key, dialect)
+                if isinstance(setting, FlagName):
+                    values[setting.setting] = _typed(setting, f"{name} {key}", inner)
+                elif isinstance(setting, Misspelling):
+                    misspelled.append(setting)
                 else:
                     unrelated.append(f"{name} {key}")
         else:
-            unrelated.append(name if value is None else f"{name} {value}")
-    return ServerFlags(**values, misspelled=tuple(misspelled), unrelated=tuple(unrelated))  # type: ignore[arg-type]
+            is_unknown = dialect.flags and name.startswith("--") and "." not in name and name not in dialect.names
+            (unknown if is_unknown else unrelated).append(name if value is None else f"{name} {value}")
+    lists = {"misspelled": tuple(misspelled), "unrelated": tuple(unrelated), "unknown": tuple(unknown)}
+    return ServerFlags(**values, **lists)  # type: ignore[arg-type]
 
 
 def _split(words: Sequence[str]) -> list[str]:
@@ -156,8 +164,9 @@ def _is_flag(word: str) -> bool:
 
 
 def _resolve(name: str, dialect: Dialect) -> FlagName | Misspelling | None:
-    if name.partition(".")[0] in dialect.json_flags and "." in name:
-        name = dialect.json_keys.get(name.partition(".")[2].replace("-", "_"), name)
+    json_flag, _, key = name.partition(".")
+    if key and json_flag in dialect.json_flags:
+        return _resolve_key(json_flag, key.partition(".")[0].replace("-", "_"), dialect)
     exact = dialect.spelled(name)
     if exact is not None or name in dialect.names:
         return exact
@@ -171,7 +180,17 @@ def _resolve(name: str, dialect: Dialect) -> FlagName | Misspelling | None:
     if dialect.spelled(with_dashes) is not None and name.startswith("--"):
         return Misspelling(name, (with_dashes,))
     close = difflib.get_close_matches(name, dialect.names, n=1, cutoff=_LOOKS_ALIKE) if name[:2] == "--" else []
-    return Misspelling(name, tuple(close)) if close and dialect.spelled(close[0]) is not None else None
+    if close and dialect.spelled(close[0]) is not None:
+        return Misspelling(name, tuple(close))
+    return Misspelling(name, ()) if dialect.flags and name.startswith(_LISTED_IN_FULL) else None
+
+
+def _resolve_key(flag: str, key: str, dialect: Dialect) -> FlagName | Misspelling | None:
+    """A key of vLLM's JSON object."""
+    if key in dialect.json_keys or key in dialect.json_others:
+        return dialect.spelled(dialect.json_keys.get(key, ""))
+    keys = (*dialect.json_keys, *dialect.json_others)
+    return Misspelling(f"{flag} {key}", tuple(difflib.get_close_matches(key, keys, n=1, cutoff=_LOOKS_ALIKE)))
 
 
 def _typed(flag: FlagName, name: str, value: object) -> object:

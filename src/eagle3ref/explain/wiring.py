@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from eagle3ref.config import AcceptanceRule, DraftConfig
@@ -12,7 +12,6 @@ from eagle3ref.engines import CapturedPoints, EngineProfile, captured_points, id
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.explain.case import Case
 from eagle3ref.explain.engine_config import config_as_read
-from eagle3ref.explain.flags import parse_server_flags
 from eagle3ref.explain.loading import LoadedTensors, loaded_tensors
 from eagle3ref.explain.tree_settings import TreeSettings, resolve_tree
 from eagle3ref.target import shared_weights
@@ -29,7 +28,8 @@ class Wiring:
     Args:
         case: the files, the engine and the flags.
         algorithm: of the flags, or guessed by the engine, or the right one.
-        captures: that algorithm makes the target hand over its aux states.
+        is_eagle3: that algorithm is EAGLE-3.
+        captures: the target hands over its aux states.
         tree: the tree that runs.
         captured: the residual streams that the draft gets, if ``captures``; or how the engine fails.
         trained: the residual streams that the draft was trained on; None if nobody can tell.
@@ -46,6 +46,7 @@ class Wiring:
 
     case: Case
     algorithm: str
+    is_eagle3: bool
     captures: bool
     tree: TreeSettings
     captured: CapturedPoints
@@ -74,7 +75,8 @@ def resolve_wiring(case: Case) -> Wiring:
     return Wiring(
         case=case,
         algorithm=_algorithm(case),
-        captures=_captures(case),
+        is_eagle3=_is_eagle3(case),
+        captures=_is_eagle3(case) and not (profile.engine == "SGLang" and draft.config.capture_is_off),
         tree=resolve_tree(profile, case.flags, case.target.architecture),
         captured=_captured(case),
         trained=trained,
@@ -123,7 +125,7 @@ def _algorithm(case: Case) -> str:
     return flags.algorithm or _right_algorithm(case.profile)
 
 
-def _captures(case: Case) -> bool:
+def _is_eagle3(case: Case) -> bool:
     """Whether the algorithm is EAGLE-3; SGLang takes it in either case."""
     algorithm = _algorithm(case)
     return (algorithm.upper() if case.profile.engine == "SGLang" else algorithm) == _right_algorithm(case.profile)
@@ -150,7 +152,7 @@ def _same_embedding(case: Case) -> bool | None:
 def _lm_head(case: Case) -> HeadSupplier:
     draft, profile = case.draft, case.profile
     if profile.engine == "SGLang":
-        if not _captures(case):  # EAGLE-1's path, eagle_worker_v2.py, init_lm_head
+        if not _is_eagle3(case):  # EAGLE-1's path, eagle_worker_v2.py, init_lm_head
             return "target"
         # Neither is read from the file: models/llama_eagle3.py, LlamaForCausalLMEagle3.
         if draft.config.tie_word_embeddings:
@@ -163,14 +165,16 @@ def _lm_head(case: Case) -> HeadSupplier:
 
 
 def _rule(case: Case) -> AcceptanceRule | None:
-    """The engine's rule at temperature > 0, or the one that a setting of its own switches on."""
-    flags, rule = case.flags, case.profile.sampled_rule
-    for setting, other in case.profile.sampled_options.items():
-        words = ["--speculative-config", f"{{{setting}}}"] if setting.startswith('"') else setting.split()
-        wanted = parse_server_flags(case.profile.engine, words).said
-        if wanted and wanted.items() <= flags.said.items():
-            rule = other
-    if rule is None or rule.name != "target_only":
+    """The engine's rule at temperature > 0; each setting changes that in which its own rule differs, and no more."""
+    flags, default = case.flags, case.profile.sampled_rule
+    if default is None:
+        return None
+    fields = asdict(default)
+    for setting in case.sampled_options:
+        other = asdict(case.profile.sampled_options[setting])
+        fields |= {name: value for name, value in other.items() if value != getattr(default, name)}
+    rule = AcceptanceRule(**fields)
+    if rule.name != "target_only":
         return rule
     return replace(
         rule,

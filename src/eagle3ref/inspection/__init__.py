@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from eagle3ref.errors import Eagle3RefError
@@ -26,7 +27,11 @@ __all__ = [
 
 
 def inspect_path(
-    path: str | Path, *, target: str | Path | None = None, check: bool = False
+    path: str | Path,
+    *,
+    target: str | Path | None = None,
+    check: bool = False,
+    capture_points: Sequence[int] | None = None,
 ) -> DraftInspection | TargetInspection | TraceSummary:
     """Find out what a folder is, and look into it.
 
@@ -34,6 +39,7 @@ def inspect_path(
         path: a draft, a target or a trace.
         target: for a draft, its target's folder.
         check: for a trace, read every byte of it.
+        capture_points: for a draft, what it was trained on, when its files do not say so.
 
     Raises:
         Eagle3RefError: none of the three, or one that is damaged.
@@ -51,4 +57,4 @@ def inspect_path(
             expected=f"a trace ({HEADER_FILE}) or a checkpoint (config.json)",
             action="Check the path.",
         )
-    return inspect_draft(folder, target) if is_draft(Weights(folder)) else inspect_target(folder)
+    return inspect_draft(folder, target, capture_points) if is_draft(Weights(folder)) else inspect_target(folder)

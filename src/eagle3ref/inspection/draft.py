@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from eagle3ref.draft.tensor_names import plain_names
 from eagle3ref.draft.vocab import read_target_ids
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.inspection.tensors import TensorGroup, tensor_groups
+from eagle3ref.inspection.variant import network_variant
 from eagle3ref.weights import Weights
 
 
@@ -29,6 +30,7 @@ class DraftInspection:
         path: its folder.
         config: its settings.
         tensors: what is stored.
+        variant: in what its network differs from the plain EAGLE-3 head; None when two tensors have one name.
         mapped_ids: int64 [Vd], the target token of each draft token; None when the map cannot be read.
         origins: where capture points, embedding and head come from, as far as that is known.
         oddities: what can be loaded and still deserves a look.
@@ -39,6 +41,7 @@ class DraftInspection:
     path: str
     config: DraftConfig
     tensors: tuple[TensorGroup, ...]
+    variant: tuple[str, ...] | None
     mapped_ids: Tensor | None
     origins: Mapping[str, str]
     oddities: tuple[str, ...]
@@ -46,34 +49,42 @@ class DraftInspection:
     problem: Eagle3RefError | None
 
 
-def inspect_draft(folder: str | Path, target: str | Path | None = None) -> DraftInspection:
+def inspect_draft(
+    folder: str | Path, target: str | Path | None = None, capture_points: Sequence[int] | None = None
+) -> DraftInspection:
     """Look at a draft; what is wrong with its contents is told in the result, not raised.
 
     Args:
         folder: config.json and the weights.
         target: the target's folder, which lets every check of ``load_draft`` run.
+        capture_points: what the draft was trained on, when its files do not say so.
 
     Raises:
         Eagle3RefError: no readable config.json of an EAGLE-3 draft, or no readable weights.
     """
     config, weights = open_draft(folder)
     ids: Tensor | None = None
+    variant: tuple[str, ...] | None = None
     origins: dict[str, str] = {}
     oddities: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     problem = None
     try:
         names = plain_names(weights.names, str(folder))
-        needs = () if target is not None else _needs_of_target(config, names)
+        variant = network_variant(config, names)
+        is_placed = capture_points is not None or config.capture_ids is not None
+        needs = () if target is not None else _needs_of_target(config, names, is_placed)
         if needs:
-            origins, oddities = _origins_alone(config, weights, needs), _odd_values(weights)
-            ids = read_target_ids(config, weights.read(names["d2t"]) if "d2t" in names else None, str(folder))
-        else:
-            draft = _loaded(folder, target)
-            ids, origins, oddities = draft.target_ids, draft.origins, tuple(draft.warnings)
+            oddities = _odd_values(weights)
+            origins = _origins_alone(config, weights, needs, capture_points, is_placed)
+        ids = read_target_ids(config, weights.read(names["d2t"]) if "d2t" in names else None, str(folder))
+        if not needs:
+            draft = _loaded(folder, target, capture_points)
+            origins, oddities = draft.origins, tuple(draft.warnings)
     except Eagle3RefError as error:
         problem = error
-    return DraftInspection(str(folder), config, tensor_groups(weights), ids, origins, oddities, needs, problem)
+    groups = tensor_groups(weights)
+    return DraftInspection(str(folder), config, groups, variant, ids, origins, oddities, needs, problem)
 
 
 def is_draft(weights: Weights) -> bool:
@@ -85,28 +96,32 @@ def _is_fc(stored: str) -> bool:
     return "fc.weight" in plain_names([stored], "")
 
 
-def _loaded(folder: str | Path, target: str | Path | None) -> Eagle3Draft:
+def _loaded(folder: str | Path, target: str | Path | None, capture_points: Sequence[int] | None) -> Eagle3Draft:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DraftWarning)  # the draft keeps them
-        return load_draft(folder, target=target)
+        return load_draft(folder, target=target, capture_points=capture_points)
 
 
-def _needs_of_target(config: DraftConfig, names: Collection[str]) -> tuple[str, ...]:
+def _needs_of_target(config: DraftConfig, names: Collection[str], is_placed: bool) -> tuple[str, ...]:
     has_head = "lm_head.weight" in names or config.tie_word_embeddings
     needs = {
         "the embedding: the draft brings none": "embed_tokens.weight" not in names,
         "the lm_head: the draft brings none": not has_head,
-        "the number of layers: config.json names no capture ids, and the default depends on it": (
-            config.capture_ids is None
-        ),
+        "the number of layers: config.json names no capture ids, and the default depends on it": not is_placed,
     }
     return tuple(need for need, is_needed in needs.items() if is_needed)
 
 
-def _origins_alone(config: DraftConfig, weights: Weights, needs: tuple[str, ...]) -> dict[str, str]:
+def _origins_alone(
+    config: DraftConfig,
+    weights: Weights,
+    needs: tuple[str, ...],
+    capture_points: Sequence[int] | None,
+    is_placed: bool,
+) -> dict[str, str]:
     origins = {"family": f"{config.family}: {config.family_mark}"}
-    if config.capture_ids is not None:
-        points, how = resolve_capture_points(config, None, None, str(weights.folder))
+    if is_placed:
+        points, how = resolve_capture_points(config, None, capture_points, str(weights.folder))
         origins["capture points"] = f"{points}, {how}"
     for name in ("embedding", "lm_head"):
         if not any(need.startswith(f"the {name}") for need in needs):

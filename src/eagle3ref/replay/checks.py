@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eagle3ref.config import AcceptanceRule, TreeConfig
+from eagle3ref.config import AcceptanceRule, TreeConfig, default_rule
 from eagle3ref.draft import Eagle3Draft
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.replay.replayability import replayability
@@ -19,12 +19,13 @@ def check_fit(trace: Trace, draft: Eagle3Draft, tree: TreeConfig) -> None:
         )
     missing = [point for point in draft.capture_points if point not in header.capture_points]
     if missing:
+        both = sorted({*header.capture_points, *draft.capture_points})
         raise Eagle3RefError(
             doing,
             found=f"states recorded at capture points {header.capture_points}",
             expected=f"the draft's {draft.capture_points}",
-            action=f"Record again with --capture-points {','.join(map(str, draft.capture_points))}, or correct the "
-            "draft's ids: replaying other layers would only give a lower number.",
+            action=f"Record again with --capture-points {','.join(map(str, both))}, or correct the draft's ids: "
+            "replaying other layers would only give a lower number.",
         )
     draft.config.check_target(header.target.hidden_size, header.target.vocab_size, doing)
     if tree.topk > draft.config.draft_vocab_size:
@@ -53,6 +54,7 @@ def check_rule(trace: Trace, tree: TreeConfig, rule: AcceptanceRule, *, has_targ
     if verdict.kind == "impossible":
         sampling = trace.header.sampling
         settings = f"temperature {sampling.temperature:g}, top_k {sampling.top_k}, top_p {sampling.top_p:g}"
-        recorded = f"{settings}, {'with' if has_states else 'without'} final hidden states"
-        found = f"{recorded}, and {'a' if has_target else 'no'} target"
+        needs_probabilities = rule.drafts == "sampled" and default_rule(sampling.temperature).name != "greedy"
+        lacking = "with final hidden states, and no target" if has_states else "without final hidden states"
+        found = f"{settings}, {lacking}" if needs_probabilities else settings
         raise Eagle3RefError(doing, found=found, expected=f"what decides: {verdict.reason}", action=verdict.action)

@@ -11,7 +11,7 @@ from eagle3ref.trace import TraceHeader
 
 @dataclass(frozen=True)
 class Replayability:
-    """The verdict on one rule and one trace; docs/acceptance.md has the table and the arguments.
+    """The verdict on one rule and one trace; docs/acceptance.md has the table, docs/rules.md the arguments.
 
     Args:
         kind: ``exact``: the rounds of a server, unless tokens turn out not to be the target's first choice;

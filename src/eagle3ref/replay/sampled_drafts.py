@@ -36,7 +36,7 @@ def play_sampled_drafts(
     The recorded token was drafted and kept with probability ``min(1, draft / (weight * target))``, of its draft and
     target probabilities. For rejection sampling (arXiv 2211.17192, algorithm 1) the weight is 1. For block verification
     (arXiv 2403.10444, algorithm 2) it begins at 1 and goes on as ``min(1, weight * target / draft)``. Before the token
-    is known, the same is ``sum of min(target, draft / weight)`` over the vocabulary. docs/acceptance.md has the proof.
+    is known, the same is ``sum of min(target, draft / weight)`` over the vocabulary. docs/rules.md has the proof.
 
     Args:
         coins: float64 [B, T], uniform in [0, 1); the one at t decides on a draft for token t.

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from eagle3ref.config import TreeConfig
 from eagle3ref.decode import Decoded
-from eagle3ref.report.style import facts
+from eagle3ref.report.document import interval_document
+from eagle3ref.report.style import ends, facts, rate
+from eagle3ref.statistics import RatioOfSums
 
 _SHOWN = 32  # characters of an answer: the rounds are what the table is for; --json has all of it
 
@@ -52,11 +55,11 @@ def decoded_report(answers: Sequence[DecodedPrompt], tree: TreeConfig) -> Render
             Text(_beginning(answer.text or "")),
         )
     rule = answers[0].decoded.rule
-    every = [count for answer in answers for count in answer.decoded.num_accepted]
+    length = _acceptance_length(answers)
     rows = [
         ("tree", f"{tree} (num_steps/topk/num_draft_tokens)"),
         ("rule", rule.name + (", sampled drafts" if rule.drafts == "sampled" else "")),
-        ("acceptance length", f"{_length(every)} over {len(every):,} rounds, the bonus token included"),
+        ("acceptance length", f"{_with_interval(length)} over {length.denominators.sum():,} rounds, bonus included"),
     ]
     return Group(table, "", facts([*rows, *_lossless(answers)]))
 
@@ -67,6 +70,7 @@ def decoded_document(answers: Sequence[DecodedPrompt], tree: TreeConfig) -> dict
         "tree": str(tree),
         "rule": answers[0].decoded.rule.name,
         "drafts": answers[0].decoded.rule.drafts,
+        "intervals": [interval_document(_acceptance_length(answers))],
         "answers": [
             {
                 "id": answer.id,
@@ -88,6 +92,19 @@ def _beginning(text: str) -> str:
 
 def _length(accepted: Sequence[int]) -> str:
     return f"{1 + sum(accepted) / len(accepted):.2f}" if accepted else "-"
+
+
+def _acceptance_length(answers: Sequence[DecodedPrompt]) -> RatioOfSums:
+    """Tokens committed per round, by prompt."""
+    accepted = [answer.decoded.num_accepted for answer in answers]
+    rounds = np.array([len(counts) for counts in accepted], np.int64)
+    drafts = np.array([sum(counts) for counts in accepted], np.int64)
+    return RatioOfSums("acceptance_length", "accepted_drafts + rounds", "rounds", drafts + rounds, rounds)
+
+
+def _with_interval(ratio: RatioOfSums) -> str:
+    known = (ratio.denominators > 0).sum() > 1
+    return rate(ratio.value) + (f"  95 % {ends(ratio.interval(), 2)}" if known else "")
 
 
 def _lossless(answers: Sequence[DecodedPrompt]) -> list[tuple[str, str]]:

@@ -40,7 +40,7 @@ def replay_document(
     return {
         "document_version": DOCUMENT_VERSION,
         "counts": counts.to_dict(),
-        "intervals": [_interval(ratio) for ratio in counts.ratios()],
+        "intervals": [interval_document(ratio) for ratio in counts.ratios()],
         "expected_intervals": _expected_intervals(counts),
         "sglang_log": [_log(profile, counts) for profile in SGLANG_LOG_ERAS],
         "provenance": {
@@ -64,10 +64,11 @@ def replay_document(
 def _expected_intervals(counts: AcceptanceCounts) -> list[dict[str, Any]] | None:
     if counts.expected is None:
         return None
-    return [_interval(ratio) for ratio in (*counts.expected.ratios(), counts.expected.surplus)]
+    return [interval_document(ratio) for ratio in (*counts.expected.ratios(), counts.expected.surplus)]
 
 
-def _interval(ratio: RatioOfSums) -> dict[str, Any]:
+def interval_document(ratio: RatioOfSums) -> dict[str, Any]:
+    """A ratio with its 95 % interval; null where there is none."""
     if math.isnan(ratio.value):
         return {"name": ratio.name, "estimate": None, "low": None, "high": None, "clusters": 0}
     values = asdict(ratio.interval())

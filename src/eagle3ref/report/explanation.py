@@ -23,8 +23,8 @@ def explanation_report(explanation: Explanation) -> RenderableType:
     """What goes wrong, then what the engine runs, each with its source."""
     case, wrong = explanation.case, [trap for trap in explanation.traps if trap.is_wrong]
     title = Text.assemble(
-        (case.profile.name, "bold cyan"),
-        f" with draft {case.draft.folder} on target {case.target.name}",
+        (case.engine, "bold cyan"),
+        f" with draft {case.draft.folder} on target {case.target_folder}",
     )
     count = f"{len(wrong)} thing{'s' if len(wrong) > 1 else ''} wrong" if wrong else "nothing wrong"
     remarks = len(explanation.traps) - len(wrong)
@@ -35,6 +35,8 @@ def explanation_report(explanation: Explanation) -> RenderableType:
     parts += [Text("What runs", style="bold cyan"), Padding(_statements(explanation.statements), (0, 0, 0, 2))]
     if case.flags.unrelated:
         parts += ["", Text(f"not relevant here: {' · '.join(case.flags.unrelated)}", style="dim")]
+    if case.flags.unknown:
+        parts += ["", Text(f"not known here, and not checked: {' · '.join(case.flags.unknown)}", style="dim")]
     return Group(*parts)
 
 
@@ -61,4 +63,6 @@ def _statements(statements: tuple[Statement, ...]) -> Table:
 
 
 def _source(source: Source) -> str:
+    if not source.is_established:
+        return "no source yet"
     return f"{source.where}, {source.date}" if source.date else source.where

@@ -53,10 +53,11 @@ def _draft_facts(found: DraftInspection) -> Table:
             ("architecture", f"{config.architecture}, {attention}, {config.attention.num_heads} heads"),
             ("width", f"{config.hidden_size}; fc takes {config.num_aux_hidden_states} x {config.target_hidden_size}"),
             _size_row(found.tensors),
+            *([] if found.variant is None else [("variant", ", ".join(found.variant) or "plain EAGLE-3")]),
             ("vocabulary", _coverage(found)),
             *found.origins.items(),
             *(("not checked", f"{need}. Give --target to check it.") for need in found.unchecked),
-            *_odd_rows(found.oddities),
+            *_odd_rows((*found.oddities, *_fault(found))),
         ]
     )
 
@@ -90,6 +91,10 @@ def _size_row(tensors: tuple[TensorGroup, ...]) -> tuple[str, str]:
 
 def _odd_rows(oddities: tuple[str, ...]) -> list[tuple[str, str]]:
     return [("odd", oddity) for oddity in oddities] or [("odd", "nothing found")]
+
+
+def _fault(found: DraftInspection) -> tuple[str, ...]:
+    return () if found.problem is None else (f"{found.problem.found}; expected {found.problem.expected}",)
 
 
 def _tensor_table(tensors: tuple[TensorGroup, ...]) -> Table:

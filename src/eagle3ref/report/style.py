@@ -9,6 +9,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from eagle3ref.statistics import Interval
+
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -49,6 +51,13 @@ def facts(rows: list[tuple[str, str]]) -> Table:
 def rate(value: float) -> str:
     """Two decimals, ``-`` where it is undefined."""
     return "-" if math.isnan(value) else f"{value:.2f}"
+
+
+def ends(interval: Interval, digits: int) -> str:
+    """Both ends of an interval, in brackets."""
+    if math.isinf(interval.low):
+        return "unknown, of one prompt"
+    return f"[{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
 
 
 def percent(value: float | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -15,10 +14,9 @@ from rich.text import Text
 
 from eagle3ref.acceptance import KIND_MEANING, AcceptanceCounts, AcceptanceRatios, RatioName
 from eagle3ref.config import RULE_MEANING, AcceptanceRule
-from eagle3ref.engines import SGLANG_0_5_23, SGLANG_LOG_ERAS
+from eagle3ref.engines import SGLANG_0_5_23, SGLANG_LOG_ERAS, EngineProfile, engine_profile
 from eagle3ref.inspection import TraceSummary
-from eagle3ref.report.style import Bar, facts, percent, rate
-from eagle3ref.statistics import Interval
+from eagle3ref.report.style import Bar, ends, facts, percent, rate
 
 _BAR_WIDTH = 10
 _LEGEND = (
@@ -35,20 +33,21 @@ _EXPECTED_LEGEND = (
     ("expected", "the length with each outcome replaced by the probability that it had: same mean, less noise"),
     (
         "surplus",
-        "accepted drafts a round, observed - expected; an interval without 0 says that the text was not drawn "
-        "from these probabilities",
+        "accepted drafts a round, observed - expected; 0 on average if the text was drawn from these probabilities. "
+        "1 interval in 20 misses 0 by chance, more often with few prompts",
     ),
 )
 
 
-def replay_report(counts: AcceptanceCounts, title: str) -> RenderableType:
-    """One replay: figures, rates by depth, histogram, and what SGLang would log.
+def replay_report(counts: AcceptanceCounts, title: str, profile: EngineProfile | None = None) -> RenderableType:
+    """One replay: figures, rates by depth, histogram, and what the engine would log; without one, SGLang and vLLM.
 
     Raises:
         Eagle3RefError: no complete round.
     """
     pictures = Columns([_depths(counts), _histogram(counts)], padding=(0, 4))
-    body = Group(_figures(counts), "", pictures, "", _log_lines(counts))
+    logs = _known_logs(counts) if profile is None else _log(f"{profile.engine} logs", profile, counts)
+    body = Group(_figures(counts), "", pictures, "", logs)
     return Group(_heading(title), Padding(body, (0, 0, 0, 2)))
 
 
@@ -149,7 +148,7 @@ def _expected(counts: AcceptanceCounts) -> list[tuple[str, str]]:
     surplus = expected.surplus.interval()
     return [
         ("  expected", f"{expected.acceptance_length:.2f}  95 % {_interval(expected, 'acceptance_length')}"),
-        ("  surplus", f"{surplus.estimate:+.3f}  95 % {_ends(surplus, 3)}"),
+        ("  surplus", f"{surplus.estimate:+.3f}  95 % {ends(surplus, 3)}"),
     ]
 
 
@@ -181,8 +180,15 @@ def _histogram(counts: AcceptanceCounts) -> Table:
     return table
 
 
-def _log_lines(counts: AcceptanceCounts) -> Table:
-    """The line of today; of the eras before, under the same name, only the rate was another."""
+def _log(name: str, profile: EngineProfile, counts: AcceptanceCounts) -> RenderableType:
+    """On a line of its own, since a broken one cannot be searched for in a server's log."""
+    line = profile.log_line(counts) or "no acceptance figures"
+    meaning = f"  the rate is {profile.accept_rate_meaning}" if profile.accept_rate_meaning else ""
+    return Text.assemble((name, "bold"), *(f"\n{part}" for part in (f"  {line}", meaning) if part))
+
+
+def _known_logs(counts: AcceptanceCounts) -> RenderableType:
+    """The lines of today; of SGLang's eras before, under the same name, only the rate was another."""
     rows = [
         (f"SGLang {SGLANG_0_5_23.version} logs", SGLANG_0_5_23.log_line(counts)),
         ("  accept rate is", SGLANG_0_5_23.accept_rate_meaning or "not logged"),
@@ -190,14 +196,10 @@ def _log_lines(counts: AcceptanceCounts) -> Table:
     for era, following in reversed(list(pairwise(SGLANG_LOG_ERAS))):
         rate_then = f"accept rate: {era.figures(counts)['accept_rate']:.2f} = {era.accept_rate_meaning}"
         rows.append((f"  {era.since[:7]} to {following.since[:7]}", rate_then))
-    return facts(rows)
+    vllm = engine_profile("vllm")
+    is_possible = vllm.trees or counts.tree.topk == 1
+    return Group(facts(rows), *([_log(f"vLLM {vllm.version} logs", vllm, counts)] if is_possible else []))
 
 
 def _interval(ratios: AcceptanceRatios, name: RatioName, digits: int = 2) -> str:
-    return _ends(ratios.interval(name), digits)
-
-
-def _ends(interval: Interval, digits: int) -> str:
-    if math.isinf(interval.low):
-        return "unknown, of one prompt"
-    return f"[{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
+    return ends(ratios.interval(name), digits)

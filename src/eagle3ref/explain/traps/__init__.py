@@ -8,6 +8,7 @@ from typing import get_args
 from eagle3ref.explain.trap import Severity, Trap
 from eagle3ref.explain.traps.backends import inherited_backend, refused_topk, unnamed_backend
 from eagle3ref.explain.traps.capture import (
+    capture_off,
     ids_not_read,
     ids_out_of_order,
     other_points,
@@ -15,6 +16,7 @@ from eagle3ref.explain.traps.capture import (
     unknown_training,
     unsupported_target,
 )
+from eagle3ref.explain.traps.command import incomplete_config, other_folders, speculation_assumed, unknown_backend
 from eagle3ref.explain.traps.flags import (
     adaptive_steps,
     adjusted_chain,
@@ -35,8 +37,15 @@ from eagle3ref.explain.traps.forward import (
     skipped_fc,
 )
 from eagle3ref.explain.traps.sampling import low_thresholds, rejection_sampling
-from eagle3ref.explain.traps.shared import missing_head, replaced_embedding, replaced_head, wrong_vocabulary_map
+from eagle3ref.explain.traps.shared import (
+    missing_head,
+    replaced_embedding,
+    replaced_head,
+    unsaid_vocabulary,
+    wrong_vocabulary_map,
+)
 from eagle3ref.explain.traps.tensors import (
+    dropped_tensors,
     quantized_draft,
     taken_for_mtp,
     tensors_not_loaded,
@@ -49,17 +58,22 @@ from eagle3ref.explain.wiring import Wiring
 __all__ = ["ALL_TRAPS", "find_traps"]
 
 ALL_TRAPS: tuple[Callable[[Wiring], Iterator[Trap]], ...] = (
+    speculation_assumed,
     misspelled_flags,
     speculation_off,
+    incomplete_config,
     wrong_algorithm,
     impossible_tree,
     adjusted_chain,
     adaptive_steps,
     ignored_token_map,
+    other_folders,
+    unknown_backend,
     refused_topk,
     unnamed_backend,
     inherited_backend,
     unsupported_target,
+    capture_off,
     points_outside,
     ids_not_read,
     ids_out_of_order,
@@ -70,7 +84,9 @@ ALL_TRAPS: tuple[Callable[[Wiring], Iterator[Trap]], ...] = (
     too_many_layers,
     key_that_crashes,
     tensors_not_loaded,
+    dropped_tensors,
     wrong_shapes,
+    unsaid_vocabulary,
     missing_head,
     replaced_head,
     replaced_embedding,

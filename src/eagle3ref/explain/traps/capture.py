@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from eagle3ref.engines import captured_points, engine_profile
 from eagle3ref.explain.case import Case
-from eagle3ref.explain.trap import Trap
+from eagle3ref.explain.trap import Trap, read_in
 from eagle3ref.explain.wiring import Wiring
 
 _OTHER_ENGINE = {"SGLang": "vllm", "vLLM": "sglang"}  # by engine: a package, for its newest profile
@@ -20,12 +20,35 @@ def unsupported_target(wiring: Wiring) -> Iterator[Trap]:
             "unsupported-target",
             "fails at start",
             f"model_type = {case.target.model_type!r} is none of the targets with EAGLE-3 capture that were read for "
-            f"{case.profile.name}",
+            f"{case.release}",
             "an error while the server starts, that the model does not support EAGLE-3; if none comes, nothing is "
             "known here of the layers",
             f"Use another release or engine; read for this one: {', '.join(sorted(case.profile.id_rules))}.",
             case.source("id_rules"),
         )
+
+
+def capture_off(wiring: Wiring) -> Iterator[Trap]:
+    """A key that switches capture off, in the config of a head whose fc was trained on captured states."""
+    case = wiring.case
+    config, engine = case.draft.config, case.profile.engine
+    is_read = engine == "SGLang" or (engine == "vLLM" and case.draft.attention_kind == "gqa")
+    if not (config.capture_is_off and wiring.is_eagle3 and is_read):
+        return
+    fits = config.hidden_size == config.target_hidden_size
+    seen = {
+        ("SGLang", True): "no error, no warning, accept len about 1.00: fc is skipped on the target's final state",
+        ("SGLang", False): "a shape error: fc gets the target's final state alone",
+    }.get((engine, fits), "fc is not built: accept len about 1, or with the model runner V2 an error on the width")
+    file = "srt/model_executor/model_runner_components/spec_aux_hidden_state.py"
+    yield Trap(
+        "capture-off",
+        "fails at first forward" if engine == "SGLang" and not fits else "silent, costs acceptance",
+        "eagle_config.use_aux_hidden_state is false, which switches capture off; fc was trained on captured states",
+        seen,
+        "Write use_aux_hidden_state true in eagle_config of the draft's config.json.",
+        read_in(engine, file if engine == "SGLang" else "model_executor/models/llama_eagle3.py"),
+    )
 
 
 def points_outside(wiring: Wiring) -> Iterator[Trap]:
@@ -132,7 +155,7 @@ def _right_ids(wiring: Wiring) -> str:
     if wiring.trained is None:
         return _say_what_it_was_trained_on()
     if wiring.ids_for_trained is None:
-        return f"{case.profile.name} cannot be told to capture {list(wiring.trained)}."
+        return f"{case.release} cannot be told to capture {list(wiring.trained)}."
     ids, key = list(wiring.ids_for_trained), case.profile.ids_key
     if not case.profile.capture_keys:
         return f"Set {key} = {ids} at launch."

@@ -16,15 +16,16 @@ _SGLANG_ALGORITHMS = (*_EAGLE_1, "EAGLE3", "STANDALONE", "NGRAM", "DFLASH", "DSP
 
 
 def misspelled_flags(wiring: Wiring) -> Iterator[Trap]:
-    """A flag that looks like a known one, or a short form of several."""
+    """A flag that looks like a known one, a short form of several, or a speculative one that the engine has not."""
     case = wiring.case
     for flag in case.flags.misspelled:
+        refused = "ValidationError: unexpected keyword" if " " in flag.typed else "error: unrecognized arguments"
         yield Trap(
             "unknown-flag",
             "fails at start",
             f"{flag.typed} is no flag of {case.profile.engine}",
-            "error: unrecognized arguments" if len(flag.meant) == 1 else "error: ambiguous option",
-            "Write " + " or ".join(flag.meant) + ".",
+            "error: ambiguous option" if len(flag.meant) > 1 else refused,
+            f"Write {' or '.join(flag.meant)}." if flag.meant else "Leave it out, or use the engine that has it.",
             read_in(case.profile.engine, "its argument parser"),
         )
 
@@ -32,7 +33,7 @@ def misspelled_flags(wiring: Wiring) -> Iterator[Trap]:
 def wrong_algorithm(wiring: Wiring) -> Iterator[Trap]:
     """The flag that turns on capture has another value: on SGLang the most expensive word of all."""
     case = wiring.case
-    if wiring.captures:
+    if wiring.is_eagle3:
         return
     guessed = "" if case.flags.algorithm else f" (guessed from the path {case.flags.draft_path})"
     severity, seen = _without_capture(wiring)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from eagle3ref.config.draft import EXPORTED_POINTS_KEY
 from eagle3ref.explain.case import Case
 from eagle3ref.explain.engine_config import reads_residual_as_normed
 from eagle3ref.explain.trap import Trap, read_in
@@ -59,7 +60,8 @@ def key_that_crashes(wiring: Wiring) -> Iterator[Trap]:
             "Remove the key from config.json.",
             source,
         )
-    if engine == "SGLang" and "draft_vocab_size" not in keys and not case.draft.config.tie_word_embeddings:
+    is_absent = "draft_vocab_size" not in keys and case.draft.unsaid_vocabulary is None
+    if engine == "SGLang" and is_absent and not case.draft.config.tie_word_embeddings:
         yield Trap(
             "no-draft-vocab-size",
             "fails at start",
@@ -77,6 +79,8 @@ def ambiguous_norm_output(wiring: Wiring) -> Iterator[Trap]:
     if not case.draft.keys.get("norm_output") or "norm_output" in wiring.ignored_keys:
         return
     if config.final_norm == "head+state" and config.family != "SpecForge":
+        return
+    if config.capture_ids_key == EXPORTED_POINTS_KEY:  # an export of this package, which was settled before
         return
     yield Trap(
         "norm-output",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from eagle3ref.draft.vocab import target_ids
 from eagle3ref.errors import Eagle3RefError
-from eagle3ref.explain.trap import Trap, read_in
+from eagle3ref.explain.trap import Severity, Trap, read_in
 from eagle3ref.explain.wiring import Wiring
 
 
@@ -42,14 +43,42 @@ def missing_head(wiring: Wiring) -> Iterator[Trap]:
         )
 
 
+def unsaid_vocabulary(wiring: Wiring) -> Iterator[Trap]:
+    """A reduced vocabulary in the tensors, of which config.json says nothing."""
+    case = wiring.case
+    rows, engine, keys = case.draft.unsaid_vocabulary, case.profile.engine, case.draft.keys
+    if rows is None:
+        return
+    stored = " and ".join(name for name in ("lm_head", "d2t") if case.draft.ending(name.replace("head", "head.weight")))
+    severity: Severity = "fails at start"
+    seen = "an assertion while the weights are loaded: the head has the rows of the whole vocabulary"
+    is_absent = "draft_vocab_size" not in keys
+    if engine == "SGLang" and is_absent and case.draft.attention_kind == "gqa":
+        seen = "AttributeError: the config has no attribute draft_vocab_size"
+    elif engine == "SGLang":
+        severity = "silent, costs acceptance"
+        seen = f"the target's head is used, and its ids are looked up in {rows} rows: wrong tokens, or an index error"
+    yield Trap(
+        "unsaid-vocabulary",
+        severity,
+        f"draft_vocab_size is {'not in config.json' if is_absent else 'null'}, and {stored} have {rows} rows",
+        seen,
+        f"Write draft_vocab_size {rows} ({stored} have {rows} rows).",
+        read_in(engine, "the draft's model class and its load_weights"),
+    )
+
+
 def replaced_head(wiring: Wiring) -> Iterator[Trap]:
     """A head of its own that the engine replaces by the target's."""
     case = wiring.case
-    if wiring.lm_head == "target" and wiring.captures and case.draft.ending("lm_head.weight") is not None:
+    draft = case.draft
+    said = "is null" if "draft_vocab_size" in draft.keys else "is not in config.json"
+    is_replaced = wiring.lm_head == "target" and wiring.captures and draft.ending("lm_head.weight") is not None
+    if is_replaced and draft.unsaid_vocabulary is None:
         yield Trap(
             "replaced-lm-head",
             "silent, costs acceptance",
-            "the file has an lm_head, but draft_vocab_size is null, which means: use the target's",
+            f"the file has an lm_head, but draft_vocab_size {said}, which means: use the target's",
             "no error; unless the two are equal, fewer drafts are accepted",
             f"Write draft_vocab_size {case.draft.config.vocab_size}.",
             case.source("lm_head"),
@@ -69,7 +98,8 @@ def replaced_embedding(wiring: Wiring) -> Iterator[Trap]:
         + ("; the two differ" if differs else "; whether they differ was not checked, the files are large"),
         "no error"
         + ("; fewer drafts are accepted" if differs else "; nothing, if the draft was trained with the target's"),
-        f"eagle3ref inspect {case.draft.folder.name} --target {case.target.name} compares the two.",
+        shlex.join(["eagle3ref", "inspect", f"{case.draft.folder}", "--target", case.target_folder])
+        + " compares the two.",
         case.source("embedding"),
     )
 
@@ -78,7 +108,7 @@ def wrong_vocabulary_map(wiring: Wiring) -> Iterator[Trap]:
     """A d2t that does not say, draft id by draft id, which target id is meant."""
     case = wiring.case
     config, d2t = case.draft.config, case.draft.read("d2t")
-    size = config.draft_vocab_size
+    size = case.draft.unsaid_vocabulary or config.draft_vocab_size
     source = read_in(case.profile.engine, "the d2t of the draft's load_weights")
     if d2t is None:
         if size < config.vocab_size:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import get_args
 
 from eagle3ref.draft import ExportFormat
 from eagle3ref.explain.case import Case
+from eagle3ref.explain.engine_config import architecture_as_read
+from eagle3ref.explain.loading import loaded_tensors
 from eagle3ref.explain.trap import Trap, read_in
 from eagle3ref.explain.wiring import Wiring
 
 _SHOWN = 4
-_SCALES = ("weight_scale", "weight_scale_inv")
+_SCALES = ("weight_scale", "weight_scale_inv", "input_scale")
+_OF_THE_VERIFIER = "verifier_"  # copies of the target's, for training
 _MTP_TYPES = ("deepseek_v3", "deepseek_v32")
 
 
@@ -20,13 +24,13 @@ def unsupported_architecture(wiring: Wiring) -> Iterator[Trap]:
     case = wiring.case
     kind = case.draft.attention_kind
     known = case.profile.architectures.get(kind, ())
-    name = case.draft.config.architecture
+    name = architecture_as_read(case.draft, case.profile)
     if name not in known:
         yield Trap(
             "unsupported-architecture",
             "fails at start",
             f"architectures = {name!r}",
-            f"{case.profile.name} serves {', '.join(known)}" if known else f"{case.profile.name} has no {kind} draft",
+            f"{case.release} serves {', '.join(known)}" if known else f"{case.release} has no {kind} draft",
             _converted(case) if known else "Use a release that has one, or another engine.",
             case.source("architectures"),
         )
@@ -102,9 +106,31 @@ def tensors_not_loaded(wiring: Wiring) -> Iterator[Trap]:
         )
 
 
+def dropped_tensors(wiring: Wiring) -> Iterator[Trap]:
+    """Tensors that no setting of config.json has a place for, in a draft that has all that it needs without them."""
+    case = wiring.case
+    handling = case.profile.unknown_tensors.get(case.draft.attention_kind)
+    if handling == "refused" or wiring.tensors.missing:  # a trap of its own
+        return
+    # Those of a key that the engine ignores are told with the key.
+    unplaced = loaded_tensors(case.profile.engine, case.draft, case.draft.config).unknown
+    dropped = tuple(name for name in unplaced if not (name.endswith(_SCALES) or name.startswith(_OF_THE_VERIFIER)))
+    if dropped:
+        yield Trap(
+            "dropped-tensors",
+            "silent, costs acceptance",
+            f"{len(dropped)} tensors have names that the engine has no place for: {_listed(dropped)}",
+            f"{'a warning for each' if handling == 'warned' else 'no error, no warning'}; the draft runs without them, "
+            "and accepts less if it was trained with them",
+            "Find out which part of the draft they are; take them out of the file if they are none.",
+            case.source("unknown_tensors"),
+        )
+
+
 def wrong_shapes(wiring: Wiring) -> Iterator[Trap]:
     """Tensors that do not fit into the network that config.json describes."""
-    misshapen = wiring.tensors.misshapen
+    unsaid = wiring.case.draft.unsaid_vocabulary is not None
+    misshapen = tuple(text for text in wiring.tensors.misshapen if not (unsaid and "lm_head.weight " in text))
     if misshapen:
         yield Trap(
             "wrong-shapes",
@@ -155,7 +181,9 @@ def quantized_draft(wiring: Wiring) -> Iterator[Trap]:
 def _converted(case: Case) -> str:
     engine = case.profile.engine.lower()
     if engine in get_args(ExportFormat):
-        return f"Convert the draft: eagle3ref export {case.draft.folder.name} --format {engine}"
+        words = ["eagle3ref", "export", f"{case.draft.folder}", "--format", engine]
+        words += ["-o", f"{case.draft.folder.resolve().name}-{engine}", "--target", case.target_folder]
+        return f"Convert the draft: {shlex.join(words)}"
     return "Rename them in the files, or use another engine."
 
 
