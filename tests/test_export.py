@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -264,6 +267,29 @@ def test_nothing_partial_is_left(error, tmp_path, monkeypatch):
     with pytest.raises(type(error)):
         export_draft(draft, tmp_path / "copy", format="vllm")
     assert [path.name for path in tmp_path.iterdir()] == ["original"]
+
+
+KILLED_IN_THE_WRITE = """
+import os, signal, sys
+from eagle3ref.draft import export_draft, load_draft
+from eagle3ref.draft.export import folder
+
+def half(tensors, path, **_):
+    path.write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+folder.save_file = half
+export_draft(load_draft(sys.argv[1]), sys.argv[2], format="vllm")
+"""
+
+
+def test_killed_in_the_write_it_leaves_nothing_under_the_name(tmp_path):
+    """Bug: weights cut short under the final name, or a leftover that keeps the next export from running."""
+    draft = draft_of(tmp_path / "original")
+    command = [sys.executable, "-c", KILLED_IN_THE_WRITE, tmp_path / "original", tmp_path / "copy"]
+    assert subprocess.run(command, check=False, capture_output=True).returncode == -signal.SIGKILL
+    assert not (tmp_path / "copy").exists()
+    assert_same_network(draft, load_draft(export_draft(draft, tmp_path / "copy", format="vllm")))
 
 
 def test_others_may_read_the_weights_too(tmp_path):
