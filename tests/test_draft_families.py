@@ -263,4 +263,4 @@ def test_the_two_meanings_of_norm_output_are_told_apart_or_told_of(keys, warning
 def test_an_unknown_final_norm_is_refused(tmp_path):
     """Bug: a misspelt option that is taken for the default."""
     with pytest.raises(Eagle3RefError, match=r"found 'tail'; expected one of head, head\+state, none"):
-        load_draft(tiny.draft_folder(tmp_path), final_norm="tail")  # type: ignore[arg-type]
+        load_draft(tiny.draft_folder(tmp_path), final_norm="tail")

@@ -234,7 +234,7 @@ def test_stored_names_are_read_as_the_engine_reads_them(
     engine: str, family: str, stored: str, plain: str | None
 ) -> None:
     """Catches a name that only we understand: the engine would drop the tensor and run on random values."""
-    assert engine_name(engine, family, stored) == plain  # type: ignore[arg-type]
+    assert engine_name(engine, family, stored) == plain
 
 
 def test_an_unknown_engine_is_bad_input(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.explain.flag_names import DIALECTS, Dialect, FlagName
@@ -96,7 +97,7 @@ def parse_server_flags(engine: str, words: Sequence[str]) -> ServerFlags:
         Eagle3RefError: a flag without its value, or with one of another type.
     """
     dialect = DIALECTS.get(engine, Dialect(flags=()))
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}  # each of its setting's own type
     misspelled: list[Misspelling] = []
     unrelated: list[str] = []
     unknown: list[str] = []
@@ -118,8 +119,7 @@ def parse_server_flags(engine: str, words: Sequence[str]) -> ServerFlags:
         else:
             is_unknown = dialect.flags and name.startswith("--") and "." not in name and name not in dialect.names
             (unknown if is_unknown else unrelated).append(name if value is None else f"{name} {value}")
-    lists = {"misspelled": tuple(misspelled), "unrelated": tuple(unrelated), "unknown": tuple(unknown)}
-    return ServerFlags(**values, **lists)  # type: ignore[arg-type]
+    return ServerFlags(**values, misspelled=tuple(misspelled), unrelated=tuple(unrelated), unknown=tuple(unknown))
 
 
 def _split(words: Sequence[str]) -> list[str]:
