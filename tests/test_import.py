@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = {"triton", "transformers", "typer", "rich", "scipy"}
+HEAVY = {"triton", "transformers", "typer", "rich", "scipy", "httpx", "prometheus_client"}
 
 MEASURE = """
 import json, sys, time
