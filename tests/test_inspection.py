@@ -91,14 +91,16 @@ def test_draft_alone_is_checked_as_far_as_it_goes(tmp_path: Path) -> None:
     config, tensors = tiny.draft_parts()
     del tensors["embed_tokens.weight"]
     sound = inspect_draft(tiny.write_draft(tmp_path / "sound", config, tensors))
-    assert (sound.oddities, sound.problem) == ((), None)
+    assert (sound.oddities, sound.findings, sound.problem) == ((), (), None)
     assert len(sound.unchecked) == 1
     tensors["fc.weight"].zero_()
     tensors["norm.weight"][0] = torch.nan
-    odd = inspect_draft(tiny.write_draft(tmp_path / "odd", config, tensors)).oddities
-    assert len(odd) == 2
-    assert "fc.weight is all zeros" in odd[0]
-    assert "norm.weight holds NaN" in odd[1]
+    odd = inspect_draft(tiny.write_draft(tmp_path / "odd", config, tensors))
+    assert [(finding.tensor, finding.found) for finding in odd.findings] == [
+        ("fc.weight", "is all zeros"),
+        ("norm.weight", "holds NaN or infinity"),
+    ]
+    assert odd.is_faulty
 
 
 def test_llama_architecture_does_not_make_a_draft(tmp_path: Path) -> None:

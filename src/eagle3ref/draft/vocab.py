@@ -85,10 +85,11 @@ def mapping_warnings(d2t: Tensor, ids: Tensor, t2d: Tensor | None, vocab_size: i
                 f"t2d marks {len(listed)} target ids but d2t maps to {len(ids)} others: the two come from different "
                 "exports. Servers ignore t2d and use d2t."
             )
-    repeated = (d2t[1:] == d2t[:-1]).nonzero().flatten().to(lm_head.device)
-    if len(ids) < vocab_size and bool((twins := (lm_head[repeated] == lm_head[repeated + 1]).all(-1)).any()):
+    repeated = (d2t[1:] == d2t[:-1]).nonzero().flatten().tolist() if len(ids) < vocab_size else []
+    twins = sum(torch.equal(lm_head[row], lm_head[row + 1]) for row in repeated)  # without a copy of the head
+    if twins:
         found.append(
-            f"{int(twins.sum())} neighbouring rows of lm_head are identical where d2t repeats: the head was cut with "
+            f"{twins} neighbouring rows of lm_head are identical where d2t repeats: the head was cut with "
             "lm_head[d2t] instead of lm_head[id + d2t]; a server would propose wrong tokens."
         )
     return found

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle3ref.errors import Eagle3RefError
+from eagle3ref.inspection.corpus import Coverage
 from eagle3ref.inspection.draft import DraftInspection, inspect_draft, is_draft
+from eagle3ref.inspection.finding import Finding
+from eagle3ref.inspection.health import Health
 from eagle3ref.inspection.target import TargetInspection, inspect_target
 from eagle3ref.inspection.tensors import TensorGroup
 from eagle3ref.inspection.trace import TraceSummary, summarize_trace
@@ -15,7 +18,10 @@ from eagle3ref.trace.format import HEADER_FILE
 from eagle3ref.weights import Weights
 
 __all__ = [
+    "Coverage",
     "DraftInspection",
+    "Finding",
+    "Health",
     "TargetInspection",
     "TensorGroup",
     "TraceSummary",
@@ -32,6 +38,7 @@ def inspect_path(
     target: str | Path | None = None,
     check: bool = False,
     capture_points: Sequence[int] | None = None,
+    corpus: str | Path | None = None,
 ) -> DraftInspection | TargetInspection | TraceSummary:
     """Find out what a folder is, and look into it.
 
@@ -40,12 +47,16 @@ def inspect_path(
         target: for a draft, its target's folder.
         check: for a trace, read every byte of it.
         capture_points: for a draft, what it was trained on, when its files do not say so.
+        corpus: for a draft, tokens to hold against its vocabulary, see ``inspect_draft``.
 
     Raises:
-        Eagle3RefError: none of the three, or one that is damaged.
+        Eagle3RefError: none of the three, one that is damaged, or an option that does not apply to what it is.
     """
     folder = Path(path)
+    of_drafts = {"target": target, "capture points": capture_points, "corpus": corpus}
+    given = [name for name, value in of_drafts.items() if value is not None]
     if (folder / HEADER_FILE).is_file():
+        _refuse_options(folder, "a trace", given)
         trace = Trace.open(folder)
         if check:
             trace.check()
@@ -57,4 +68,19 @@ def inspect_path(
             expected=f"a trace ({HEADER_FILE}) or a checkpoint (config.json)",
             action="Check the path.",
         )
-    return inspect_draft(folder, target, capture_points) if is_draft(Weights(folder)) else inspect_target(folder)
+    if is_draft(Weights(folder)):
+        _refuse_options(folder, "a draft", ["check"] if check else [])
+        return inspect_draft(folder, target, capture_points, corpus)
+    _refuse_options(folder, "a target", [*given, *(["check"] if check else [])])
+    return inspect_target(folder)
+
+
+def _refuse_options(folder: Path, kind: str, given: list[str]) -> None:
+    """An option that is ignored looks like one that was honoured."""
+    if given:
+        raise Eagle3RefError(
+            f"inspecting {folder}",
+            found=f"{kind}, and {' and '.join(given)} given",
+            expected="target, capture points and corpus only for a draft, and check only for a trace",
+            action="Leave it out, or check which folder was meant.",
+        )

@@ -7,18 +7,23 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from eagle3ref.config import DraftConfig
+from eagle3ref.config.json_fields import JsonFields
 from eagle3ref.draft import DraftWarning, Eagle3Draft, load_draft
 from eagle3ref.draft.capture_points import resolve_capture_points
 from eagle3ref.draft.checkpoint import open_draft
 from eagle3ref.draft.tensor_names import plain_names
-from eagle3ref.draft.vocab import read_target_ids
+from eagle3ref.draft.vocab import mapping_warnings, read_target_ids
 from eagle3ref.errors import Eagle3RefError
+from eagle3ref.inspection.corpus import Corpus
+from eagle3ref.inspection.finding import Finding
+from eagle3ref.inspection.health import Health, check_health
+from eagle3ref.inspection.stored import StoredDraft
 from eagle3ref.inspection.tensors import TensorGroup, tensor_groups
 from eagle3ref.inspection.variant import network_variant
+from eagle3ref.target import shared_weights
 from eagle3ref.weights import Weights
 
 
@@ -33,7 +38,8 @@ class DraftInspection:
         variant: in what its network differs from the plain EAGLE-3 head; None when two tensors have one name.
         mapped_ids: int64 [Vd], the target token of each draft token; None when the map cannot be read.
         origins: where capture points, embedding and head come from, as far as that is known.
-        oddities: what can be loaded and still deserves a look.
+        oddities: what ``load_draft`` warns of; it can be loaded and still deserves a look.
+        health: what the weights themselves say; None when their names cannot be told apart.
         unchecked: what only the target could tell; empty when the draft was loaded in full.
         problem: why the draft cannot be used at all; None when it can.
     """
@@ -45,46 +51,75 @@ class DraftInspection:
     mapped_ids: Tensor | None
     origins: Mapping[str, str]
     oddities: tuple[str, ...]
+    health: Health | None
     unchecked: tuple[str, ...]
     problem: Eagle3RefError | None
 
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is odd about the weights, faults first; what ``problem`` says already is left out."""
+        found = () if self.health is None else self.health.findings
+        said = "" if self.problem is None else self.problem.found
+        return tuple(finding for finding in found if finding.tensor not in said)
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether the draft cannot work as trained, although it may load."""
+        return any(finding.is_fault for finding in self.findings)
+
 
 def inspect_draft(
-    folder: str | Path, target: str | Path | None = None, capture_points: Sequence[int] | None = None
+    folder: str | Path,
+    target: str | Path | None = None,
+    capture_points: Sequence[int] | None = None,
+    corpus: str | Path | None = None,
 ) -> DraftInspection:
     """Look at a draft; what is wrong with its contents is told in the result, not raised.
 
     Args:
         folder: config.json and the weights.
-        target: the target's folder, which lets every check of ``load_draft`` run.
+        target: the target's folder, which lets every check of ``load_draft`` run, and embedding and head be compared.
         capture_points: what the draft was trained on, when its files do not say so.
+        corpus: a trace, or prompts as ``capture`` reads them, to hold against the draft's vocabulary. A trace also
+            has states to run fc on.
 
     Raises:
-        Eagle3RefError: no readable config.json of an EAGLE-3 draft, or no readable weights.
+        Eagle3RefError: no readable config.json of an EAGLE-3 draft, no readable weights, or no readable corpus.
     """
     config, weights = open_draft(folder)
+    counted = None if corpus is None else Corpus.read(corpus, target or folder)
     ids: Tensor | None = None
     variant: tuple[str, ...] | None = None
     origins: dict[str, str] = {}
     oddities: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    problem = None
+    draft = health = problem = None
     try:
         names = plain_names(weights.names, str(folder))
         variant = network_variant(config, names)
         is_placed = capture_points is not None or config.capture_ids is not None
         needs = () if target is not None else _needs_of_target(config, names, is_placed)
         if needs:
-            oddities = _odd_values(weights)
             origins = _origins_alone(config, weights, needs, capture_points, is_placed)
         ids = read_target_ids(config, weights.read(names["d2t"]) if "d2t" in names else None, str(folder))
+        if needs and "d2t" in names and "lm_head.weight" in names:
+            parts = {name: weights.read(names[name]) for name in ("d2t", "lm_head.weight", "t2d") if name in names}
+            head = parts["lm_head.weight"]
+            oddities = tuple(mapping_warnings(parts["d2t"], ids, parts.get("t2d"), config.vocab_size, head))
         if not needs:
             draft = _loaded(folder, target, capture_points)
             origins, oddities = draft.origins, tuple(draft.warnings)
     except Eagle3RefError as error:
         problem = error
+    try:
+        names = plain_names(weights.names, str(folder))
+        stored = StoredDraft(weights, names, JsonFields.read(Path(folder) / "config.json"))
+        shared = None if target is None else shared_weights(target)
+        health = check_health(stored, config, ids, draft=draft, target=shared, corpus=counted)
+    except Eagle3RefError as error:
+        problem = problem or error
     groups = tensor_groups(weights)
-    return DraftInspection(str(folder), config, groups, variant, ids, origins, oddities, needs, problem)
+    return DraftInspection(str(folder), config, groups, variant, ids, origins, oddities, health, needs, problem)
 
 
 def is_draft(weights: Weights) -> bool:
@@ -127,17 +162,3 @@ def _origins_alone(
         if not any(need.startswith(f"the {name}") for need in needs):
             origins[name] = "the draft's own"
     return origins
-
-
-def _odd_values(weights: Weights) -> tuple[str, ...]:
-    found = []
-    for name in sorted(weights.names):
-        tensor = weights.read(name)
-        if not tensor.is_floating_point():
-            continue
-        wide = tensor.to(torch.float32)  # 8-bit floats know neither isfinite nor any
-        if not bool(torch.isfinite(wide).all()):
-            found.append(f"{name} holds NaN or infinity: a server would accept nothing, without a word.")
-        elif _is_fc(name) and not bool(wide.any()):
-            found.append(f"{name} is all zeros: it was never trained, or never saved.")
-    return tuple(found)

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from eagle3ref.inspection import DraftInspection, TargetInspection, TensorGroup, TraceSummary
-from eagle3ref.report.style import facts, percent, size
+from eagle3ref.inspection import Coverage, DraftInspection, Finding, TargetInspection, TensorGroup, TraceSummary
+from eagle3ref.report.style import ends, facts, percent, size
 
 
 def inspection_report(found: DraftInspection | TargetInspection | TraceSummary) -> RenderableType:
@@ -16,7 +16,9 @@ def inspection_report(found: DraftInspection | TargetInspection | TraceSummary) 
         return trace_report(found)
     if isinstance(found, TargetInspection):
         return Group(_title("target", found.path), _target_facts(found), "", _tensor_table(found.tensors))
-    return Group(_title("EAGLE-3 draft", found.path), _draft_facts(found), "", _tensor_table(found.tensors))
+    findings = [part for finding in found.findings for part in (_finding(finding), "")]
+    title = _title("EAGLE-3 draft", found.path)
+    return Group(title, _draft_facts(found), "", *findings, _tensor_table(found.tensors))
 
 
 def trace_report(trace: TraceSummary) -> RenderableType:
@@ -54,10 +56,11 @@ def _draft_facts(found: DraftInspection) -> Table:
             ("width", f"{config.hidden_size}; fc takes {config.num_aux_hidden_states} x {config.target_hidden_size}"),
             _size_row(found.tensors),
             *([] if found.variant is None else [("variant", ", ".join(found.variant) or "plain EAGLE-3")]),
-            ("vocabulary", _coverage(found)),
+            ("vocabulary", _vocabulary(found)),
             *found.origins.items(),
+            *_health_rows(found),
             *(("not checked", f"{need}. Give --target to check it.") for need in found.unchecked),
-            *_odd_rows((*found.oddities, *_fault(found))),
+            *_odd_rows((*found.oddities, *map(_short, found.findings), *_fault(found))),
         ]
     )
 
@@ -76,7 +79,56 @@ def _target_facts(found: TargetInspection) -> Table:
     )
 
 
-def _coverage(found: DraftInspection) -> str:
+def _health_rows(found: DraftInspection) -> list[tuple[str, str]]:
+    health = found.health
+    if health is None:
+        return []
+    measured = {"fc output": health.fc, "head": health.head_rows, "  beside target": health.head}
+    measured |= {"embedding": health.embedding}
+    rows = [(name, str(value)) for name, value in measured.items() if value is not None]
+    return rows + ([] if health.coverage is None else _corpus_rows(health.coverage))
+
+
+def _corpus_rows(coverage: Coverage) -> list[tuple[str, str]]:
+    outside = coverage.outside
+    common = ", ".join(f"{token} ({count:,})" for token, count in coverage.missing)
+    ceilings = ", ".join(
+        f"{ratio.value:.2f} at num_steps {depth}" for depth, ratio in sorted(coverage.ceilings.items())
+    )
+    return [
+        ("corpus", f"{outside.denominators.sum():,} {coverage.source}"),
+        (
+            "  outside",
+            f"{percent(outside.value)} are not in the draft's vocabulary, 95 % {ends(outside.interval(), 4)}: at most "
+            f"{percent(1 - outside.value)} can be accepted",
+        ),
+        *([("  commonest", f"token {common}")] if common else []),
+        ("  ceiling", f"acceptance length {ceilings}" if ceilings else "answers too short"),
+        (
+            "  best map",
+            f"{percent(coverage.best_outside)} outside with the {coverage.num_rows:,} tokens that suit it best",
+        ),
+        (
+            "  unused",
+            f"{coverage.unused_rows:,} of {coverage.num_rows:,} draft tokens and {coverage.unused_embeddings:,} "
+            "embedding rows do not occur here",
+        ),
+    ]
+
+
+def _short(finding: Finding) -> str:
+    return f"{finding.tensor} {finding.found}; see below"
+
+
+def _finding(finding: Finding) -> RenderableType:
+    kind = ("fault: ", "bold red") if finding.is_fault else ("odd: ", "bold yellow")
+    return Group(
+        Text.assemble(kind, (f"{finding.tensor} {finding.found}", "bold")),
+        facts([("  means", finding.meaning), ("  do", finding.action)]),
+    )
+
+
+def _vocabulary(found: DraftInspection) -> str:
     ids, total = found.mapped_ids, found.config.vocab_size
     if ids is None:
         return f"unreadable map to the target's {total:,} tokens"

@@ -27,9 +27,10 @@ class SharedWeights:
     lm_head: Callable[[], Tensor]
 
     def has_embedding(self, other: Tensor) -> bool:
-        """Whether another embedding is this one, in its own dtype and on its own device."""
+        """Whether another embedding is this one, both rounded to the coarser of their dtypes, on the other's device."""
         own = self.embedding()
-        return own.shape == other.shape and torch.equal(own.to(other.device, other.dtype), other)
+        dtype = max(own.dtype, other.dtype, key=lambda each: torch.finfo(each).eps)
+        return own.shape == other.shape and torch.equal(own.to(other.device, dtype), other.to(dtype))
 
 
 def shared_weights(target: Target | str | Path) -> SharedWeights:
