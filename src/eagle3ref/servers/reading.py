@@ -48,6 +48,7 @@ class Reading:
         accept_rate_at: joint rates, the fraction of rounds that accepted at least d = 1, 2, … drafts.
         conditional_accept_rate_at: of the rounds that accepted d - 1 drafts, the fraction that accepted d.
         histogram: rounds by accepted drafts c = 0, 1, ….
+        accepted_by_round: c of every round of one request, in their order.
         rounds: verification rounds.
         accepted_drafts: accepted draft tokens, bonus tokens not counted.
         proposed_drafts: draft tokens verified, the root not counted.
@@ -55,7 +56,7 @@ class Reading:
         completion_tokens: generated tokens.
         prompt_tokens: tokens of the prompt.
         cached_tokens: tokens of the prompt that came from a prefix cache.
-        num_steps: where the text states it, or its integers give it.
+        num_steps: where the text states it, or its figures leave one value.
         topk: likewise.
         num_draft_tokens: likewise, the root counted.
 
@@ -67,7 +68,7 @@ class Reading:
         gen_throughput: generated tokens per second.
         running_requests: requests that shared the batch.
         cuda_graph: whether the decode step ran as a graph; False for "cpu graph: False" too.
-        other: every further field, by the name that the text gave it.
+        other: every further field, by the name that the text gave it, in lower case.
         remarks: what a reader of these figures must know; one sentence each.
     """
 
@@ -86,6 +87,7 @@ class Reading:
     accept_rate_at: tuple[Rounded, ...] = ()
     conditional_accept_rate_at: tuple[Rounded, ...] = ()
     histogram: tuple[int, ...] = ()
+    accepted_by_round: tuple[int, ...] = ()
     rounds: int | None = None
     accepted_drafts: int | None = None
     proposed_drafts: int | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
+
+_LARGEST_POWER = 300  # of ten, in a double
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,16 @@ class Rounded:
         Raises:
             ValueError: no finite decimal number.
         """
-        scale = 100 if text.rstrip().endswith("%") else 1
-        digits = text.strip().removesuffix("%").strip().replace(",", "")
-        number = Fraction(digits)
-        decimals = len(digits.partition("e")[0].partition(".")[2]) if "." in digits else 0
-        exponent = int(digits.lower().partition("e")[2] or 0)
-        half = Fraction(10) ** (exponent - decimals) / 2
-        return cls(float(number / scale), float((number - half) / scale), float((number + half) / scale))
+        digits = text.strip()
+        mantissa, _, exponent = digits.removesuffix("%").strip().replace(",", "").lower().partition("e")
+        whole, _, decimals = mantissa.partition(".")
+        units = int(whole + decimals)  # of the last digit; whole numbers divide without a rounding of their own
+        power = int(exponent or 0) - len(decimals) - (2 if digits.endswith("%") else 0)
+        if abs(power) > _LARGEST_POWER:
+            raise ValueError(f"{text!r} is out of range")
+        up, down = 10 ** max(power, 0), 2 * 10 ** max(-power, 0)
+        value, low, high = (number * up / down for number in (2 * units, 2 * units - 1, 2 * units + 1))
+        return cls(value, low, high)
 
     @classmethod
     def exactly(cls, value: float) -> Rounded:

@@ -1,0 +1,117 @@
+"""`eagle3ref read`: what it says of the founding log, of each kind of statement, and of what it does not know."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from eagle3ref.cli import app
+
+GOLDEN = Path(__file__).parent / "golden"
+DOCS = Path(__file__).parents[1] / "docs" / "reading.md"
+FOUNDING = "".join(
+    f"[2026-02-01 10:00:0{i} TP0] Decode batch, #running-req: 1, #token: 512, token usage: 0.00, accept len: {length}, "
+    f"accept rate: {rate}, cuda graph: False, gen throughput (token/s): {speed}, #queue-req: 0, \n"
+    for i, (length, rate, speed) in enumerate(
+        (("2.50", "0.16", "61.26"), ("2.38", "0.15", "59.69"), ("2.55", "0.16", "61.00"))
+    )
+)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["read", *map(str, arguments)], env={"COLUMNS": "160"})
+
+
+@pytest.fixture
+def founding(tmp_path: Path) -> Path:
+    path = tmp_path / "server.log"
+    path.write_text(FOUNDING, encoding="utf-8")
+    return path
+
+
+def test_founding_log(founding: Path) -> None:
+    """The week that began it: 0.16 is no acceptance rate, and the graphs are off."""
+    result = run(founding)
+    assert result.exit_code == 0
+    said = " ".join(result.output.split())
+    assert "2.477 [2.472, 2.482] tokens a round" in said
+    assert (
+        "length / num_draft_tokens with num_draft_tokens 16; accepted / verified drafts is 0.098 [0.098, 0.099]" in said
+    )
+    assert "CUDA graphs off in all of the lines" in said
+    assert "about ~120 [60, 240]: 40 decode steps" in said
+
+
+def test_settings_and_version_are_used(founding: Path) -> None:
+    """Options that are taken and change nothing."""
+    as_json = [json.loads(run(founding, "--json", *words).output) for words in ([], ["--num-draft-tokens", "10"])]
+    assert [answer["rate"]["verdict"] for answer in as_json] == ["one", "none"]
+    assert json.loads(run(founding, "--json", "--engine", "sglang==0.5.23").output)["rate"]["verdict"] == "none"
+    assert run(founding, "--engine", "sglang==0.0.1").exit_code == 2
+    assert run(founding, "--num-steps", "0").exit_code == 2
+
+
+def test_json_holds_what_the_report_says(founding: Path) -> None:
+    """A figure that only people can read."""
+    answer = json.loads(run(founding, "--json").output)
+    assert answer["best"]["length"] == {
+        "value": pytest.approx(2.4767, abs=1e-4),
+        "low": pytest.approx(2.4717, abs=1e-4),
+    } | {"high": pytest.approx(2.4817, abs=1e-4)}
+    assert (answer["best"]["rounds"]["value"], answer["best"]["rounds"]["is_counted"]) == (120, False)
+    assert answer["rate"]["readings"][0]["num_draft_tokens"] == [16]
+    assert answer["no_graph_share"] == 1
+    assert [group["count"] for group in answer["groups"]] == [3]
+
+
+def test_real_engines() -> None:
+    """A whole folder of recordings in one table."""
+    result = run(GOLDEN / "engines" / "sglang" / "4-4-8.json", GOLDEN / "engines" / "vllm" / "k3.json")
+    assert result.exit_code == 0
+    for words in ("SGLang meta_info", "SGLang decode log", "vLLM SpecDecoding log", "vLLM counters", "joint rates"):
+        assert words in result.output
+    assert "2.723" in result.output
+
+
+def test_every_sample_at_once(tmp_path: Path) -> None:
+    """A format that the report cannot print."""
+    samples = [json.loads(line) for line in (GOLDEN / "log_samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    for sample in samples:
+        (tmp_path / f"{sample['id']}.txt").write_text(sample["raw"], encoding="utf-8")
+    result = run(tmp_path)
+    assert result.exit_code == 0
+    for words in ("llama.cpp slot log", "trtllm-bench", "dead draft", "invalid tree warning", "model card", "fits no"):
+        assert words in result.output, words
+    assert json.loads(run(tmp_path, "--json").output)["not_acceptance"]["SGLang: prefill log"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("nothing here\n", "no line of a known format"),
+        ("", "no line of a known format"),
+        (
+            "[2026-01-01 10:00:00] Prefill batch, #new-seq: 1, #new-token: 4, #cached-token: 0\n",
+            "only 1 SGLang: prefill",
+        ),
+    ],
+)
+def test_nothing_to_read_is_bad_input(tmp_path: Path, text: str, found: str) -> None:
+    """An empty table and status 0 for a log without speculation."""
+    path = tmp_path / "server.log"
+    path.write_text(text, encoding="utf-8")
+    result = run(path)
+    assert result.exit_code == 2
+    assert found in result.output
+    assert run(tmp_path / "none").exit_code == 2
+    assert run(path, path, "--follow").exit_code == 2
+
+
+def test_docs_show_what_is_printed(founding: Path) -> None:
+    """Output in the documentation that no command prints any more."""
+    shown = DOCS.read_text(encoding="utf-8").split("```console\n$ eagle3ref read server.log\n")[1].split("```")[0]
+    printed = run(founding).output
+    squeezed = [" ".join(line.split()) for line in printed.splitlines()]
+    for line in filter(None, (" ".join(line.split()) for line in shown.splitlines())):
+        assert line in squeezed
