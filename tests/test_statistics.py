@@ -93,7 +93,7 @@ def test_bootstrap_agrees_with_linearization(confidence):
 
 def test_bootstrap_against_every_resample(monkeypatch):
     """Chunks that overlap or leave rows unfilled, or a prompt that is never drawn: all 5^5 resamples listed."""
-    monkeypatch.setattr("eagle3ref.statistics._GATHER_BUDGET", 37)
+    monkeypatch.setattr("eagle3ref.statistics.intervals._GATHER_BUDGET", 37)
     x, y = np.array([3, 10, 0, 7, 9]), np.array([9, 14, 5, 8, 19])
     exact = np.array([x[list(draw)].sum() / y[list(draw)].sum() for draw in itertools.product(range(5), repeat=5)])
     interval = bootstrap_interval(x, y, 0.8, 20_000, seed=1)

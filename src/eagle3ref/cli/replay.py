@@ -30,15 +30,13 @@ from eagle3ref.cli.options import (
     torch_dtype,
     usable_device,
 )
-from eagle3ref.cli.setup import Setup, set_up
-from eagle3ref.config import AcceptanceRule, TreeKV, default_rule
-from eagle3ref.replay import gives_probabilities, replayability
+from eagle3ref.cli.setup import Setup, is_of_use, recorded_target, set_up
+from eagle3ref.config import TreeKV, default_rule
 from eagle3ref.replay import replay as replay_trace
 from eagle3ref.report.document import replay_document
 from eagle3ref.report.progress import SequenceProgress
 from eagle3ref.report.terminal import legend, replay_report
 from eagle3ref.trace import Trace
-from eagle3ref.trace.format import file_sha256
 
 
 def replay(
@@ -71,7 +69,7 @@ def replay(
     """Count what a draft would have had accepted on a trace."""
     refuse_flags_before(context, trace, draft)
     recorded = Trace.open(trace)
-    supplier = target or _recorded_target(recorded)
+    supplier = target or recorded_target(recorded)
     setup = set_up(
         context,
         engine,
@@ -112,29 +110,8 @@ def _replay(trace: Trace, setup: Setup, target: Path | None, batch_tokens: int, 
             setup.draft,
             setup.tree,
             rule=rule,
-            target=target if _is_of_use(target, trace, rule) else None,
+            target=target if is_of_use(target, trace, rule) else None,
             seed=seed,
             batch_tokens=batch_tokens,
             on_sequence=lambda rounds: advance(rounds.recorded_tokens),
         )
-
-
-def _is_of_use(target: Path | None, trace: Trace, rule: AcceptanceRule | None) -> bool:
-    """Whether the target's output projection would give the probabilities that the rule can use."""
-    verdict = replayability(
-        rule or default_rule(trace.header.sampling.temperature),
-        trace.header,
-        has_final_hidden_state=len(trace) > 0 and trace[0].final_hidden_state is not None,
-        has_target=target is not None and gives_probabilities(target),
-    )
-    return verdict.expected
-
-
-def _recorded_target(trace: Trace) -> Path | None:
-    """The target that the trace names, if it is still there: that config.json, not another one in its place."""
-    recorded = trace.header.target
-    try:
-        same = file_sha256(Path(recorded.path) / "config.json") == recorded.config_sha256
-    except (OSError, ValueError):  # nothing there, or no path at all
-        return None
-    return Path(recorded.path) if recorded.path and same else None

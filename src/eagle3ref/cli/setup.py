@@ -12,11 +12,14 @@ from rich.text import Text
 
 from eagle3ref.cli.console import stderr
 from eagle3ref.cli.options import DEFAULT_TREE
-from eagle3ref.config import AcceptanceRule, TreeConfig
+from eagle3ref.config import AcceptanceRule, TreeConfig, default_rule
 from eagle3ref.draft import Eagle3Draft, load_draft
 from eagle3ref.engines import EngineProfile
 from eagle3ref.explain import EngineDraft, load_draft_as
+from eagle3ref.replay import gives_probabilities, replayability
 from eagle3ref.target import Target
+from eagle3ref.trace import Trace
+from eagle3ref.trace.format import file_sha256
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,27 @@ def set_up(
     if not found.differences:
         stderr.print(Text(f"{name}: runs the draft as it was trained", style="dim"))
     return Setup(found.draft, found.tree(tree), found.rule(rule), found)
+
+
+def is_of_use(target: Path | None, trace: Trace, rule: AcceptanceRule | None) -> bool:
+    """Whether the target's output projection would give the probabilities that the rule can use."""
+    verdict = replayability(
+        rule or default_rule(trace.header.sampling.temperature),
+        trace.header,
+        has_final_hidden_state=len(trace) > 0 and trace[0].final_hidden_state is not None,
+        has_target=target is not None and gives_probabilities(target),
+    )
+    return verdict.expected
+
+
+def recorded_target(trace: Trace) -> Path | None:
+    """The target that the trace names, if it is still there: that config.json, not another one in its place."""
+    recorded = trace.header.target
+    try:
+        same = file_sha256(Path(recorded.path) / "config.json") == recorded.config_sha256
+    except (OSError, ValueError):  # nothing there, or no path at all
+        return None
+    return Path(recorded.path) if recorded.path and same else None
 
 
 def _say(draft: Eagle3Draft) -> None:

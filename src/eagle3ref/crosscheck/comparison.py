@@ -1,0 +1,153 @@
+"""One comparison of a server's figure with the reference: how it was made, and what it came to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from eagle3ref.crosscheck.more_data import MoreData
+from eagle3ref.statistics import Difference, Verdict
+
+Kind = Literal["same requests round by round", "same requests in sum", "same prompts", "same workload only"]
+
+KIND_MEANING: dict[Kind, str] = {
+    "same requests round by round": "the server's output ids are the recorded answers: each request must have the "
+    "reference's rounds, accepted drafts and histogram, as integers",
+    "same requests in sum": "the same answers, but the server counts them together: the sums must be the reference's",
+    "same prompts": "the answers are other ones, or not told: paired by prompt, what is hard for both cancels",
+    "same workload only": "nothing says which requests the figure is of: the server's sampling error is all in it",
+}
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What was done to the reference's figure so that it counts what the server's counts; or what could not be done.
+
+    Args:
+        name: of what the engine does.
+        tokens: by how much it moved the reference's length; 0 if it opened the interval only, or was left alone.
+        why: one sentence.
+        below: how far it lets the difference lie lower than estimated, in tokens.
+        above: how far higher.
+        source: who says that the engine does it; "" if it follows from the figures.
+    """
+
+    name: str
+    tokens: float
+    why: str
+    below: float = 0.0
+    above: float = 0.0
+    source: str = ""
+
+
+def completion_corrections(prefill: float, cut: float, source: str = "") -> tuple[Correction, ...]:
+    """Of completion tokens / rounds, in tokens: what the first token adds, and what the end of the text takes."""
+    return (
+        Correction("last round cut", cut, "the last round counts up to the end of the text only", source=source),
+        Correction("prefill token", prefill, "the first token of an answer costs no round, and is counted"),
+    )
+
+
+@dataclass(frozen=True)
+class UnequalRequest:
+    """A request of the same answer that has other integers than the reference.
+
+    Args:
+        sequence_id: in the trace.
+        request_id: the server's; None if it tells none.
+        what: the fields that differ, in words.
+    """
+
+    sequence_id: str
+    request_id: str | None
+    what: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A figure of the server beside what the engine would print for the reference's rounds. In tokens per round.
+
+    Args:
+        kind: how strong it is.
+        verdict: of this comparison alone.
+        of: which figure of the server, e.g. ``"63 lines of SGLang's decode log"``.
+        form: what it divides by what.
+        server: its value.
+        server_low: the least that it may have been before it was rounded.
+        server_high: the most.
+        reference: what the engine would print for the reference's rounds, corrections included.
+        plain_reference: the acceptance length of those rounds, before the corrections.
+        difference: server minus reference.
+        server_rounds: rounds behind the server's figure; None if not even an estimate is known.
+        reference_rounds: rounds behind the reference's.
+        corrections: each with its size.
+        assumptions: what was taken for granted, one sentence each.
+        unequal: of the same requests, those that differ.
+        num_requests: requests that were compared one by one; 0 if none was.
+        near_tie_probability: that near-ties alone make so many unequal; None where requests were not compared.
+        more: what would settle it; None if it is settled.
+        is_quoted: whether the figure is none of the server's own, but a value to compare with.
+    """
+
+    kind: Kind
+    verdict: Verdict
+    of: str
+    form: str
+    server: float
+    server_low: float
+    server_high: float
+    reference: float
+    plain_reference: float
+    difference: Difference
+    server_rounds: int | None
+    reference_rounds: int
+    corrections: tuple[Correction, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    unequal: tuple[UnequalRequest, ...] = ()
+    num_requests: int = 0
+    near_tie_probability: float | None = None
+    more: MoreData | None = None
+    is_quoted: bool = False
+
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """Ends of the difference's two-sided interval."""
+        return self.difference.ends(confidence)
+
+    def to_dict(self, confidence: float) -> dict[str, Any]:
+        """JSON-able; an end that is not known is null.
+
+        Args:
+            confidence: of each one-sided test, as the verdict was made with.
+        """
+        equivalence, ordinary = self.interval(2 * confidence - 1), self.interval(confidence)
+        return {
+            "kind": self.kind,
+            "kind_meaning": KIND_MEANING[self.kind],
+            "verdict": self.verdict,
+            "of": self.of,
+            "form": self.form,
+            "server": {"value": self.server, "low": self.server_low, "high": self.server_high},
+            "reference": self.reference,
+            "plain_reference": self.plain_reference,
+            "difference": {
+                "estimate": self.difference.estimate,
+                "equivalence_interval": [_finite(end) for end in equivalence],
+                "equivalence_confidence": 2 * confidence - 1,
+                "difference_interval": [_finite(end) for end in ordinary],
+                "difference_confidence": confidence,
+            },
+            "server_rounds": self.server_rounds,
+            "reference_rounds": self.reference_rounds,
+            "corrections": [vars(correction) for correction in self.corrections],
+            "assumptions": list(self.assumptions),
+            "unequal": [{**vars(request), "what": list(request.what)} for request in self.unequal],
+            "num_requests": self.num_requests,
+            "near_tie_probability": self.near_tie_probability,
+            "is_quoted": self.is_quoted,
+            "more": self.more and {**vars(self.more), "factor": _finite(self.more.factor)},
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
