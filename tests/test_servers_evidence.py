@@ -12,8 +12,8 @@ from scipy import stats
 
 from eagle3ref.servers import Evidence, NotAcceptance, Reading, Rounded, all_rounds, between, read, read_metrics
 from eagle3ref.servers import window_rounds as rounds_of
-from eagle3ref.servers.gathering import Gathering
-from eagle3ref.servers.trend import trend
+from eagle3ref.servers.evidence.gathering import Gathering
+from eagle3ref.servers.evidence.trend import trend
 
 GOLDEN = Path(__file__).parent / "golden" / "engines"
 START = datetime(2026, 6, 1, 12)
@@ -361,7 +361,7 @@ def test_warnings_are_kept() -> None:
 
 def test_very_long_logs_are_thinned_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log of years that fills the memory, or of which only the beginning counts."""
-    monkeypatch.setattr("eagle3ref.servers.gathering._MOST_WINDOWS", 100)
+    monkeypatch.setattr("eagle3ref.servers.evidence.gathering._MOST_WINDOWS", 100)
     gathering = Gathering()
     for i in range(1000):
         gathering.add(window(i, 2 + i / 1000))

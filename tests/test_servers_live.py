@@ -53,4 +53,6 @@ def test_a_running_server_is_judged_round_by_round_and_explained(server: Server,
     assert verdict["requests"]["same answer"] == len(sent)
     status, diagnosis = run("diagnose", trace, draft, journal, "--target", TARGET, *WIRING)
     assert status == (1 if server.fault else 0)
-    assert (server.fault or "right") in diagnosis["leading"]
+    # What the engine itself makes of the draft's config.json is a hypothesis too: of wrong ids the very same.
+    expected = {server.fault, "as-engine-reads"} if server.fault else {"right"}
+    assert expected & set(diagnosis["leading"])

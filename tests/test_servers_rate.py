@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from eagle3ref.engines import SGLANG_LOG_ERAS
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.servers import RateInference, Rounded, infer_rate, infer_rates
-from eagle3ref.servers.rate_formulas import FORMULAS, OF_PROFILE, RateFormula
+from eagle3ref.servers.rate.formulas import FORMULAS, OF_PROFILE, RateFormula
 
 PER_NODE, STRICT, PER_LEVEL, STRICT_STEPS, PER_STEP = (formula.name for formula in FORMULAS)
 FOUNDING = [("2.50", "0.16"), ("2.38", "0.15"), ("2.55", "0.16")]

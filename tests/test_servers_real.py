@@ -15,7 +15,7 @@ from engines.drafts import TARGET
 from engines.http_plan import SERVERS, Server
 from engines.http_recording import path_of
 from engines.plan import POINTS
-from recorded_servers import exchanges, heading, request_readings, text_of, trace_of, vllm_answers
+from recorded_servers import BY_NAME, exchanges, heading, request_readings, text_of, trace_of, vllm_answers
 
 from eagle3ref.crosscheck import CrossCheck, crosscheck
 from eagle3ref.diagnose import diagnose
@@ -167,6 +167,22 @@ def test_pages_of_sglang_are_read(server: Server) -> None:
         assert after.scope == "lifetime"
         assert 1 <= after.accept_length.value <= 1 + max(rounds)
         assert not [r for r in acceptance(list(read([text_of(server, f"before/{name}")]))) if r.accept_length]
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "pattern", "scope"),
+    [
+        ("sglang/3-1-4", "send_one.txt", r"\|\s+48\s+\|\s+([\d.]+)", "request"),
+        ("sglang/3-1-4", "bench_serving.txt", r"Accept length:\s+([\d.]+)", "lifetime"),
+        ("vllm/k3", "bench_serve.txt", r"Acceptance length:\s+([\d.]+)", "run"),
+    ],
+)
+def test_the_table_of_an_engines_own_benchmark_is_read(folder: str, name: str, pattern: str, scope: str) -> None:
+    """Catches ``bench_serving``'s length of the server's whole life taken for the benchmark's."""
+    text = text_of(BY_NAME[f"http/{folder}"], name)
+    (reading,) = acceptance(list(read(text.splitlines())))
+    assert reading.accept_length.value == float(re.search(pattern, text)[1])
+    assert reading.scope == scope
 
 
 # --- cross-check

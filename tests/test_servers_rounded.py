@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3ref.servers import Rounded
-from eagle3ref.servers.fields import figure, integer, rounded
+from eagle3ref.servers.formats.fields import figure, integer, rounded
 
 VALUES = st.floats(0, 1e6, allow_nan=False)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eagle3ref.servers import NotAcceptance, Reading, Rounded, infer_rate, read
-from eagle3ref.servers.pooled import derived_histogram
+from eagle3ref.servers.evidence.pooled import derived_histogram
 
 SAMPLES = [
     json.loads(line)

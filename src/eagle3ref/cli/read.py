@@ -13,7 +13,7 @@ from eagle3ref.cli.evidence import gather
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.report.readings import live_line, readings_report
 from eagle3ref.servers import Evidence, NotAcceptance, Reading, read_file
-from eagle3ref.servers.summary import summarize
+from eagle3ref.servers.evidence.summary import summarize
 
 
 def read(

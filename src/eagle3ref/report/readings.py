@@ -11,7 +11,7 @@ from rich.text import Text
 
 from eagle3ref.report.style import facts, percent
 from eagle3ref.servers import Reading, Rounded, RoundsEstimate, Trend
-from eagle3ref.servers.summary import Group, Summary
+from eagle3ref.servers.evidence.summary import Group, Summary
 
 
 def readings_report(summary: Summary) -> RenderableType:

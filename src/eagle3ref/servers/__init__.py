@@ -9,20 +9,20 @@ from eagle3ref.servers.client import (
     is_journal,
     read_journal,
 )
-from eagle3ref.servers.counters import between
-from eagle3ref.servers.evidence import Evidence
-from eagle3ref.servers.pooled import Pooled
-from eagle3ref.servers.prometheus import read_metrics
-from eagle3ref.servers.rate import infer_rate, infer_rates
-from eagle3ref.servers.rate_formulas import RateFormula
-from eagle3ref.servers.rate_reading import RateInference, RateReading
+from eagle3ref.servers.evidence.counters import between
+from eagle3ref.servers.evidence.evidence import Evidence
+from eagle3ref.servers.evidence.pooled import Pooled
+from eagle3ref.servers.evidence.trend import Trend
+from eagle3ref.servers.evidence.window_rounds import RoundsEstimate, all_rounds, window_rounds
+from eagle3ref.servers.formats.prometheus import read_metrics
+from eagle3ref.servers.formats.request_fields import request_reading
+from eagle3ref.servers.formats.stream import TextReader, read, read_object
+from eagle3ref.servers.rate.formulas import RateFormula
+from eagle3ref.servers.rate.inference import infer_rate, infer_rates
+from eagle3ref.servers.rate.reading import RateInference, RateReading
 from eagle3ref.servers.read_file import read_file
 from eagle3ref.servers.reading import NotAcceptance, Reading
-from eagle3ref.servers.request_fields import request_reading
 from eagle3ref.servers.rounded import Rounded
-from eagle3ref.servers.stream import TextReader, read, read_object
-from eagle3ref.servers.trend import Trend
-from eagle3ref.servers.window_rounds import RoundsEstimate, all_rounds, window_rounds
 
 __all__ = [
     "Collection",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from eagle3ref.servers.rate import infer_rate
+from eagle3ref.servers.rate.inference import infer_rate
 from eagle3ref.servers.reading import Reading
 from eagle3ref.servers.rounded import Rounded
 

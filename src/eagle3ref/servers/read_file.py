@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eagle3ref.servers.files import STDIN, CutArchiveError, file_lines, followed_lines
+from eagle3ref.servers.formats.stream import Statement, TextReader
 from eagle3ref.servers.reading import NotAcceptance
-from eagle3ref.servers.stream import Statement, TextReader
 
 
 def read_file(path: str | Path, *, follow: bool = False) -> Iterator[Statement]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from eagle3ref.servers.client.facts import ServerFacts
 from eagle3ref.servers.client.http import Failure
 from eagle3ref.servers.client.record import Asked
-from eagle3ref.servers.fields import count, counts
+from eagle3ref.servers.formats.fields import count, counts
+from eagle3ref.servers.formats.request_fields import NAMES
+from eagle3ref.servers.formats.stream import read_object
 from eagle3ref.servers.reading import Reading
-from eagle3ref.servers.request_fields import NAMES
-from eagle3ref.servers.stream import read_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,10 +9,10 @@ from functools import reduce
 
 from eagle3ref.servers.client.pages import METRICS
 from eagle3ref.servers.client.record import Pages
-from eagle3ref.servers.counters import between
-from eagle3ref.servers.prometheus import read_metrics
+from eagle3ref.servers.evidence.counters import between
+from eagle3ref.servers.formats.prometheus import read_metrics
+from eagle3ref.servers.formats.stream import read_object
 from eagle3ref.servers.reading import NotAcceptance, Reading
-from eagle3ref.servers.stream import read_object
 
 
 def run_readings(pages: Sequence[Pages], requests: Sequence[Reading], sent: int) -> list[Reading | NotAcceptance]:

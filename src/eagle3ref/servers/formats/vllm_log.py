@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from eagle3ref.servers.fields import NUMBER, integer, named_values, numbers_after, rates, rounded
+from eagle3ref.servers.formats.fields import NUMBER, integer, named_values, numbers_after, rates, rounded
+from eagle3ref.servers.formats.unwrap import Line
 from eagle3ref.servers.reading import NotAcceptance, Reading
-from eagle3ref.servers.unwrap import Line
 
 _V0 = re.compile(r"Number of emitted tokens|System efficiency")
 _LABELS = ("Mean acceptance", "Accepted", "Drafted", "Per-position", "Avg Draft", "Draft acceptance")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from eagle3ref.servers.blocks import Statements
-from eagle3ref.servers.fields import count, counts, figure
-from eagle3ref.servers.json_fields import LIFETIME_REMARK, Fields, numbers_of, place
+from eagle3ref.servers.formats.blocks import Statements
+from eagle3ref.servers.formats.fields import count, counts, figure
+from eagle3ref.servers.formats.json_fields import LIFETIME_REMARK, Fields, numbers_of, place
+from eagle3ref.servers.formats.request_fields import request_reading
+from eagle3ref.servers.formats.unwrap import Line
 from eagle3ref.servers.reading import Reading
-from eagle3ref.servers.request_fields import request_reading
 from eagle3ref.servers.rounded import Rounded
-from eagle3ref.servers.unwrap import Line
 
 
 def read_request(value: Fields, line: Line, source: str) -> Statements:

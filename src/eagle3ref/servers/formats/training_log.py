@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from eagle3ref.servers.blocks import Statements
-from eagle3ref.servers.fields import NUMBER, rounded
+from eagle3ref.servers.formats.blocks import Statements
+from eagle3ref.servers.formats.fields import NUMBER, rounded
+from eagle3ref.servers.formats.unwrap import Line
 from eagle3ref.servers.reading import Reading
 from eagle3ref.servers.rounded import Rounded
-from eagle3ref.servers.unwrap import Line
 
 _VALUE = re.compile(rf"\b(\w+)=({NUMBER})")
 _SAFEAILAB = re.compile(rf"^\{{'(test|train)/(\d+)_acc': ({NUMBER})\}}$")

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eagle3ref.servers.blocks import Statements
-from eagle3ref.servers.fields import first_value, integer, plain_name, rounded
+from eagle3ref.servers.formats.blocks import Statements
+from eagle3ref.servers.formats.fields import first_value, integer, plain_name, rounded
+from eagle3ref.servers.formats.unwrap import MAX_RAW, Line
 from eagle3ref.servers.reading import LengthKind, Reading, Scope
 from eagle3ref.servers.rounded import Rounded
-from eagle3ref.servers.unwrap import MAX_RAW, Line
 
 # Plain names by meaning. A name that is unknown is passed over.
 _MEANING: Mapping[str, str] = {

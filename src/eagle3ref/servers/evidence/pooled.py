@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eagle3ref.servers.evidence.window_rounds import RoundsEstimate, all_rounds, window_rounds
 from eagle3ref.servers.reading import Average, Reading, Scope
 from eagle3ref.servers.rounded import Rounded
-from eagle3ref.servers.window_rounds import RoundsEstimate, all_rounds, window_rounds
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from eagle3ref.servers.fields import NUMBER, integer, named_values, numbers_after, rates, rounded
+from eagle3ref.servers.formats.fields import NUMBER, integer, named_values, numbers_after, rates, rounded
+from eagle3ref.servers.formats.unwrap import Line
 from eagle3ref.servers.reading import NotAcceptance, Reading
-from eagle3ref.servers.unwrap import Line
 
 _ACCEPTED_OF = re.compile(rf"draft acceptance(?: rate)?\s*=\s*({NUMBER})\s*\(\s*(\d+) accepted\s*/\s*(\d+) generated")
 _SLOT = re.compile(r"\bid\s+(\d+) \| task (-?\d+)")

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from eagle3ref.servers import llama_cpp, sglang_log, tensorrt_llm, training_log
-from eagle3ref.servers.blocks import BlockReader, Statements
 from eagle3ref.servers.consistency import completed
-from eagle3ref.servers.json_text import JsonText
-from eagle3ref.servers.modelopt import ModeloptBlock
-from eagle3ref.servers.objects import read_object as read_json
-from eagle3ref.servers.printed_block import PrintedBlock
-from eagle3ref.servers.prometheus import MetricsPage
+from eagle3ref.servers.formats import llama_cpp, sglang_log, tensorrt_llm, training_log
+from eagle3ref.servers.formats.blocks import BlockReader, Statements
+from eagle3ref.servers.formats.json_text import JsonText
+from eagle3ref.servers.formats.modelopt import ModeloptBlock
+from eagle3ref.servers.formats.objects import read_object as read_json
+from eagle3ref.servers.formats.printed_block import PrintedBlock
+from eagle3ref.servers.formats.prometheus import MetricsPage
+from eagle3ref.servers.formats.tables import Table
+from eagle3ref.servers.formats.unwrap import MAX_RAW, Line, unwrapped
+from eagle3ref.servers.formats.vllm_log import VllmLog
 from eagle3ref.servers.reading import NotAcceptance, Reading
-from eagle3ref.servers.tables import Table
-from eagle3ref.servers.unwrap import MAX_RAW, Line, unwrapped
-from eagle3ref.servers.vllm_log import VllmLog
 
 Statement = Reading | NotAcceptance
 

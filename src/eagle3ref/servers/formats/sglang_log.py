@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from eagle3ref.servers.fields import NUMBER, first_value, integer, named_values, plain_value, rounded
+from eagle3ref.servers.formats.fields import NUMBER, first_value, integer, named_values, plain_value, rounded
+from eagle3ref.servers.formats.request_fields import request_reading
+from eagle3ref.servers.formats.unwrap import Line
 from eagle3ref.servers.reading import NotAcceptance, Reading
-from eagle3ref.servers.request_fields import request_reading
-from eagle3ref.servers.unwrap import Line
 
 # The two figures as people quote them, with a colon or without.
 _LENGTH = re.compile(rf"\baccept(?:ance)?[ _-]len(?:gth)?\b\s*[:=]?\s*({NUMBER})", re.IGNORECASE)

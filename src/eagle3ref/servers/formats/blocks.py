@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from eagle3ref.servers.formats.unwrap import Line
 from eagle3ref.servers.reading import NotAcceptance, Reading
-from eagle3ref.servers.unwrap import Line
 
 Statements = list[Reading | NotAcceptance]
 

@@ -6,11 +6,11 @@ import ast
 import re
 from typing import Any
 
-from eagle3ref.servers.blocks import Statements
-from eagle3ref.servers.fields import NUMBER, counts, rounded
+from eagle3ref.servers.formats.blocks import Statements
+from eagle3ref.servers.formats.fields import NUMBER, counts, rounded
+from eagle3ref.servers.formats.unwrap import Line
 from eagle3ref.servers.reading import Reading
 from eagle3ref.servers.rounded import Rounded
-from eagle3ref.servers.unwrap import Line
 
 _AVERAGE = re.compile(rf"^\s*Average AL:\s*({NUMBER})")
 _HISTOGRAM = re.compile(r"^\s*(\{\d+: \d+(?:, \d+: \d+)*\})\s*$")

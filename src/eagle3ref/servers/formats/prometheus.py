@@ -11,11 +11,11 @@ from datetime import datetime
 from typing import Any
 
 from eagle3ref.errors import Eagle3RefError
-from eagle3ref.servers.blocks import Statements
-from eagle3ref.servers.fields import figure
+from eagle3ref.servers.formats.blocks import Statements
+from eagle3ref.servers.formats.fields import figure
+from eagle3ref.servers.formats.unwrap import MAX_RAW, Line
 from eagle3ref.servers.reading import NotAcceptance, Reading
 from eagle3ref.servers.rounded import Rounded
-from eagle3ref.servers.unwrap import MAX_RAW, Line
 
 _PAGE_LINE = re.compile(r"^(?:# (?:HELP|TYPE) )?(?:vllm|sglang):[\w:]+")
 _OTHER_METRIC = re.compile(r"^(?:# (?:HELP|TYPE) \S|[A-Za-z_:][\w:]*(?:\{.*\})? [-+.\deE]+(?: \d+)?$)")

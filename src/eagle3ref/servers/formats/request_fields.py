@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from eagle3ref.servers.fields import count, counts, figure
+from eagle3ref.servers.formats.fields import count, counts, figure
+from eagle3ref.servers.formats.unwrap import Line
 from eagle3ref.servers.reading import Reading
 from eagle3ref.servers.rounded import Rounded
-from eagle3ref.servers.unwrap import Line
 
 # By meaning, the newest name first. "spec_accepted_tokens" and "spec_draft_tokens" are tokenspeed's.
 NAMES: Mapping[str, tuple[str, ...]] = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from eagle3ref.servers.rate_formulas import RateFormula
+from eagle3ref.servers.rate.formulas import RateFormula
 from eagle3ref.servers.rounded import Rounded
 
 Verdict = Literal["one", "several", "none"]

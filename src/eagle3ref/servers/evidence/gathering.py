@@ -8,10 +8,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from eagle3ref.servers.counters import between
+from eagle3ref.servers.evidence.counters import between
+from eagle3ref.servers.evidence.trend import CACHED_SHARE
+from eagle3ref.servers.formats.unwrap import NO_YEAR
 from eagle3ref.servers.reading import NotAcceptance, Reading
-from eagle3ref.servers.trend import CACHED_SHARE
-from eagle3ref.servers.unwrap import NO_YEAR
 
 _MOST_WINDOWS = 50_000
 _MOST_WARNINGS = 1000

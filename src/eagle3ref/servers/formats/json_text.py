@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from eagle3ref.servers.blocks import Statements
-from eagle3ref.servers.objects import lines_inside, read_object
+from eagle3ref.servers.formats.blocks import Statements
+from eagle3ref.servers.formats.objects import lines_inside, read_object
+from eagle3ref.servers.formats.request_fields import cut_request_reading
+from eagle3ref.servers.formats.unwrap import MAX_RAW, Line
 from eagle3ref.servers.reading import NotAcceptance, Reading
-from eagle3ref.servers.request_fields import cut_request_reading
-from eagle3ref.servers.unwrap import MAX_RAW, Line
 
 # A value without one of these says nothing about acceptance, and is not parsed.
 _KEYS = ("accept", "acc_length", "spec_", "specDecoding", "speculative", "draft_n", "num_drafts")

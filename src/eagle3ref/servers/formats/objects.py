@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from eagle3ref.servers import endpoints, result_files
-from eagle3ref.servers.blocks import Statements
-from eagle3ref.servers.json_fields import Fields
+from eagle3ref.servers.formats import endpoints, result_files
+from eagle3ref.servers.formats.blocks import Statements
+from eagle3ref.servers.formats.json_fields import Fields
+from eagle3ref.servers.formats.unwrap import Line
 from eagle3ref.servers.reading import NotAcceptance, Reading
-from eagle3ref.servers.unwrap import Line
 
 _READERS: Sequence[Callable[[Fields, Line, str], Statements]] = (
     endpoints.read_columns,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from eagle3ref.servers.evidence import Evidence
-from eagle3ref.servers.pooled import Pooled, pool
-from eagle3ref.servers.rate_reading import RateInference
+from eagle3ref.servers.evidence.evidence import Evidence
+from eagle3ref.servers.evidence.pooled import Pooled, pool
+from eagle3ref.servers.evidence.trend import Trend, TrendBy
+from eagle3ref.servers.formats.unwrap import NO_YEAR
+from eagle3ref.servers.rate.reading import RateInference
 from eagle3ref.servers.reading import LENGTH_MEANING, SCOPE_MEANING, LengthKind, Reading, Scope
 from eagle3ref.servers.rounded import Rounded
-from eagle3ref.servers.trend import Trend, TrendBy
-from eagle3ref.servers.unwrap import NO_YEAR
 
 AS_THEY_ARE: tuple[Scope, ...] = ("lifetime", "reference")  # such readings are not pooled: each stands for itself
 _TRENDS: tuple[TrendBy, ...] = ("time", "running_requests", "cached_tokens", "prompt_tokens")

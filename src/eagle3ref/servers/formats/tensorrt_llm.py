@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from eagle3ref.servers.blocks import Statements
-from eagle3ref.servers.fields import NUMBER, rounded
+from eagle3ref.servers.formats.blocks import Statements
+from eagle3ref.servers.formats.fields import NUMBER, rounded
+from eagle3ref.servers.formats.unwrap import Line
 from eagle3ref.servers.reading import Reading
-from eagle3ref.servers.unwrap import Line
 
 _EXAMPLE = re.compile(rf"\[(\d+)\] Accept rate: ({NUMBER}) \(tokens=(\d+), iterations=(\d+)\)")
 _STATISTIC = re.compile(rf"\[(A[RL])\]\s+(MINIMUM|MAXIMUM|AVERAGE|P\d+)\s*:\s*({NUMBER})")

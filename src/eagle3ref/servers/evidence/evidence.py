@@ -9,13 +9,13 @@ from pathlib import Path
 
 from eagle3ref.engines import engine_profile
 from eagle3ref.errors import Eagle3RefError
-from eagle3ref.servers.gathering import Gathering
-from eagle3ref.servers.pooled import Pooled, pool
-from eagle3ref.servers.rate import infer_rates
-from eagle3ref.servers.rate_reading import RateInference
+from eagle3ref.servers.evidence.gathering import Gathering
+from eagle3ref.servers.evidence.pooled import Pooled, pool
+from eagle3ref.servers.evidence.trend import Trend, TrendBy, trend
+from eagle3ref.servers.rate.inference import infer_rates
+from eagle3ref.servers.rate.reading import RateInference
 from eagle3ref.servers.read_file import read_file
 from eagle3ref.servers.reading import NotAcceptance, Reading, Scope
-from eagle3ref.servers.trend import Trend, TrendBy, trend
 
 _RATE_FORMATS = ("decode log", "/metrics gauge")
 _STRICT_TOOLS = ("vLLM", "tokenspeed")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eagle3ref.servers.fields import figure
-from eagle3ref.servers.unwrap import Line
+from eagle3ref.servers.formats.fields import figure
+from eagle3ref.servers.formats.unwrap import Line
 
 Fields = Mapping[str, Any]
 LIFETIME_REMARK = "The server's average since its start, updated with each decode log line: warm-up is in it."

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from datetime import date, datetime
 
 from eagle3ref.engines import engine_profile
-from eagle3ref.servers.rate_formulas import FORMULAS, OF_PROFILE, RateFormula
-from eagle3ref.servers.rate_reading import RateInference, RateReading, Verdict
+from eagle3ref.servers.formats.unwrap import NO_YEAR
+from eagle3ref.servers.rate.formulas import FORMULAS, OF_PROFILE, RateFormula
+from eagle3ref.servers.rate.reading import RateInference, RateReading, Verdict
 from eagle3ref.servers.rounded import Rounded
-from eagle3ref.servers.unwrap import NO_YEAR
 
 Pair = tuple[Rounded, Rounded]  # length with bonus, rate
 

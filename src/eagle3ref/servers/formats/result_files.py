@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from eagle3ref.servers.blocks import Statements
-from eagle3ref.servers.fields import count, figure
-from eagle3ref.servers.json_fields import LIFETIME_REMARK, Fields, numbers_of, place
+from eagle3ref.servers.formats.blocks import Statements
+from eagle3ref.servers.formats.fields import count, figure
+from eagle3ref.servers.formats.json_fields import LIFETIME_REMARK, Fields, numbers_of, place
+from eagle3ref.servers.formats.unwrap import Line
 from eagle3ref.servers.reading import Reading
-from eagle3ref.servers.unwrap import Line
 
 
 def read_bench_speculative(value: Fields, line: Line, source: str) -> Statements:

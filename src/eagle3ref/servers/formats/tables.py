@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eagle3ref.servers.blocks import Statements
-from eagle3ref.servers.fields import NUMBER, first_value, integer, plain_name, rates, rounded
+from eagle3ref.servers.formats.blocks import Statements
+from eagle3ref.servers.formats.fields import NUMBER, first_value, integer, plain_name, rates, rounded
+from eagle3ref.servers.formats.unwrap import MAX_RAW, Line
 from eagle3ref.servers.reading import Average, Reading
 from eagle3ref.servers.rounded import Rounded
-from eagle3ref.servers.unwrap import MAX_RAW, Line
 
 _RULE = re.compile(r"^[\s|+:\-=┌┬┐├┼┤└┴┘─━│╞═╪╡]+$")
 _LENGTHS = (

@@ -1,0 +1,1 @@
+"""What many readings say together: copies dropped, figures pooled, rounds estimated, trends."""
