@@ -10,7 +10,7 @@ ONLY ?= *
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-peers test-engines lint types clean
+.PHONY: help setup demo test test-slow test-peers test-engines test-servers lint types clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -50,6 +50,9 @@ $(PEERS)/.installed: tests/peers/requirements.txt | $(STAMP)
 # RECORD=--record writes what they did to tests/golden/engines.
 test-engines: $(STAMP) ## run the real SGLang and vLLM on this CPU, each in its own environment (ONLY='vllm/*' for some)
 	cd tests && $(abspath $(BIN)/python) -m engines --environments $(abspath $(ENGINES)) --only '$(ONLY)' $(RECORD)
+
+test-servers: $(STAMP) ## start their HTTP servers, right and wrong, and hold crosscheck and diagnose against them
+	EAGLE3REF_TEST_ENGINES=$(abspath $(ENGINES)) $(BIN)/python -m pytest -m engine tests/test_servers_live.py
 
 lint: $(STAMP) ## check style
 	$(BIN)/ruff check .

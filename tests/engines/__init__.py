@@ -9,4 +9,11 @@
     run_vllm.py     serves one run, in vLLM's environment
     recording.py    what an engine did, as a golden file
     comparison.py   the same rounds by the reference, and where they differ
+
+Their HTTP servers, which ``make test-servers`` asks, judges and explains from the command line:
+
+    http_plan.py       which servers there are, rightly and wrongly wired
+    http_server.py     starts one, and ends it; serve_sglang.py starts SGLang's in SGLang's environment
+    http_recording.py  what a server is asked, and its answers, pages and log as golden files
+    http_benchmark.py  the engine's own benchmarks, run against it
 """

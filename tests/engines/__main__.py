@@ -1,5 +1,7 @@
 """``python -m engines``: serve the runs with the real engines, and compare every round with the reference's.
 
+With ``--record`` the HTTP servers are started too, and what they say is written.
+
 Exit status 0: all rounds agree; 1: some do not, or an engine did not serve a run. An engine that cannot be installed
 or fails is reported, and the others still run.
 """
@@ -15,9 +17,14 @@ import time
 import warnings
 from pathlib import Path
 
+import httpx
+
 from eagle3ref.draft.checkpoint import DraftWarning
 from engines.comparison import compare
 from engines.environment import python_of
+from engines.http_plan import SERVERS, Server
+from engines.http_recording import record
+from engines.http_server import serving
 from engines.plan import ENGINES, RUNS, Engine, Run
 from engines.recording import path_of, read, recording_of, write
 from engines.serve import EngineError, serve
@@ -30,10 +37,13 @@ def main() -> int:
     complete = True
     for engine in ENGINES:
         runs = [run for run in RUNS if run.engine == engine and fnmatch.fnmatch(str(run), options.only)]
-        python = _python(engine, options.environments) if runs else None
-        complete &= not runs or python is not None
+        asked = bool(runs or _servers(engine, options))
+        python = _python(engine, options.environments) if asked else None
+        complete &= not asked or python is not None
         for run in runs if python else []:
             complete &= _report(run, python, options.record)
+        for server in _servers(engine, options) if python else []:
+            complete &= _record_server(server, python)
     return 0 if complete else 1
 
 
@@ -41,7 +51,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m engines", description=__doc__)
     parser.add_argument("--environments", type=Path, required=True, help="folder of the engines' environments")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="runs to serve, for example 'vllm/k3*'")
-    parser.add_argument("--record", action="store_true", help="write the golden files anew")
+    parser.add_argument("--record", action="store_true", help="write all golden files anew")
     return parser.parse_args()
 
 
@@ -71,6 +81,24 @@ def _report(run: Run, python: Path, record: bool) -> bool:
     if agreement.first_difference:
         print(f"    {agreement.first_difference}", flush=True)
     return agreement.complete
+
+
+def _servers(engine: Engine, options: argparse.Namespace) -> list[Server]:
+    """HTTP servers to record; without ``--record`` they are the business of ``test_servers_live.py``."""
+    return [s for s in SERVERS if options.record and s.engine == engine and fnmatch.fnmatch(str(s), options.only)]
+
+
+def _record_server(server: Server, python: Path) -> bool:
+    """Start a server, write what it says, and print its line."""
+    started = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory() as folder, serving(server, python, Path(folder)) as running:
+            record(server, running, python)
+    except (EngineError, httpx.HTTPError, subprocess.SubprocessError) as error:
+        print(f"{server!s:38} not recorded: {error}", flush=True)
+        return False
+    print(f"{server!s:38}{time.monotonic() - started:8.0f}{'':16}  written", flush=True)
+    return True
 
 
 def _state(run: Run, result: dict[str, object]) -> str:

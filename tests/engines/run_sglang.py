@@ -45,7 +45,7 @@ def main(job_path: str, result_path: str) -> None:
         if job["attention"] == "triton":
             os.environ[gpu_branches.FULL_MASK] = "1"
         outputs = serve(job)
-        made = [json.loads(line) for line in rounds.read_text().splitlines()]
+        made = [row for line in rounds.read_text().splitlines() for row in json.loads(line)]
     meta = [
         {name: value for name, value in output["meta_info"].items() if name.startswith("spec_") or name in COUNTS}
         for output in outputs

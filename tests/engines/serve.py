@@ -47,7 +47,7 @@ def serve(run: Run, python: Path, folder: Path) -> dict[str, Any]:
     with log_path.open("w") as log:
         command = [python, HERE / f"run_{run.engine}.py", job_path, result_path]
         try:
-            subprocess.run(command, stdout=log, stderr=log, env=_environment(run, python), timeout=PATIENCE, check=True)
+            subprocess.run(command, stdout=log, stderr=log, env=environment(run, python), timeout=PATIENCE, check=True)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             raise EngineError(f"{run}: {error}\n{_last_error(log_path)}") from error
     result: dict[str, Any] = json.loads(result_path.read_text())
@@ -55,7 +55,7 @@ def serve(run: Run, python: Path, folder: Path) -> dict[str, Any]:
     return result
 
 
-def _environment(run: Run, python: Path) -> dict[str, str]:
+def environment(run: Run, python: Path) -> dict[str, str]:
     """One thread; before SGLang its stand-in operators, before vLLM the OpenMP library that it was built for."""
     first = {"sglang": {"PYTHONPATH": str(HERE / "sglang_cpu")}, "vllm": {"LD_PRELOAD": _openmp(python)}}
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **first[run.engine]}
