@@ -31,6 +31,34 @@ class FirstLevel(NamedTuple):
     tokens: Tensor
 
 
+class DraftLoop(NamedTuple):
+    """How the passes of the draft loop follow one another. The default is right; engines have had others.
+
+    Args:
+        offset: pass ``step`` of root L runs at rope position ``L + offset + stride * step``.
+        stride: 0 is a position that is not advanced.
+        sees_own: a row sees the rows of the passes before it; without, only the prefix and itself (SGLang PR 21255, a
+            length that is not advanced).
+    """
+
+    offset: int = 0
+    stride: int = 1
+    sees_own: bool = True
+
+    def positions(self, roots: Tensor, step: int) -> Tensor:
+        """Shaped as the roots."""
+        return roots + (self.offset + self.stride * step)
+
+    def visible(self, mask: Tensor, num_new: int) -> Tensor:
+        """A mask [..., K] over own rows, the ``num_new`` newest of them last."""
+        if self.sees_own:
+            return mask
+        return mask & (torch.arange(mask.shape[-1], device=mask.device) >= mask.shape[-1] - num_new)
+
+
+RIGHT_LOOP = DraftLoop()
+
+
 class _Beams(NamedTuple):
     """The K branches that are expanded next, each [B, P, K, ...]."""
 
@@ -60,7 +88,12 @@ def _best_of(draft: Eagle3Draft, normed: Tensor, topk: int) -> tuple[Tensor, Ten
 
 
 def propose(
-    draft: Eagle3Draft, first: FirstLevel, roots: Tensor, prefix: list[Prefix] | None, tree: TreeConfig
+    draft: Eagle3Draft,
+    first: FirstLevel,
+    roots: Tensor,
+    prefix: list[Prefix] | None,
+    tree: TreeConfig,
+    loop: DraftLoop = RIGHT_LOOP,
 ) -> Candidates:
     """Score the candidates of B x P roots (SGLang 0.5.23, eagle_worker_v2.py; EAGLE-2, arXiv 2406.16858, §4.1).
 
@@ -73,6 +106,7 @@ def propose(
         roots: int64 [B, P], token index L of each root; its prefix is the draft rows 0 .. L-1.
         prefix: per layer, draft rows of the sequences [B, T, ...]; the mask limits each root to its own rows.
         tree: num_steps, topk and the tree's KV mode.
+        loop: how the passes follow one another.
 
     Returns:
         M = ``tree.num_candidates`` candidates for each of B * P roots.
@@ -90,8 +124,8 @@ def propose(
     own: list[Rows] | None = None
     for step in range(tree.num_steps - 1):
         lineage = torch.cat((beams.lineage, flat_index.expand_as(beams.tokens).unsqueeze(-1)), -1)
-        mask = _branch_mask(lineage, tree)
-        positions = (roots + step).unsqueeze(-1).expand_as(beams.tokens)
+        mask = loop.visible(_branch_mask(lineage, tree), topk)
+        positions = loop.positions(roots, step).unsqueeze(-1).expand_as(beams.tokens)
         output = draft(beams.state, beams.tokens, positions, mask=mask, own=own, prefix=prefix)
         own = output.rows
         probs, tokens = best_next(draft, output.normed, topk)  # [B, P, K, K]

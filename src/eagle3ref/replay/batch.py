@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from eagle3ref.draft import Eagle3Draft
-from eagle3ref.nn import KVCache
-from eagle3ref.trace import RecordedSequence
+from eagle3ref.nn import KVCache, Prefix, Rows
+from eagle3ref.replay.feed import Feed
 
 _BLOCK_ROWS = 256  # query rows of a sequence per prefix forward; bounds the attention scores of long sequences
 
@@ -34,61 +34,74 @@ class Batch:
     """B recorded sequences with their draft rows.
 
     Args:
-        tokens: int64 [B, T], prompts and answers; -1 past the end.
+        feed: of the rows; it holds the tokens.
         lengths: int64 [B].
         cache: draft rows 0 .. T-2 of every sequence.
         state: [B, T-1, C], the recurrent state of these rows.
         normed: [B, T-1, C], the same after the final norm, for the head.
     """
 
-    tokens: Tensor
+    feed: Feed
     lengths: Tensor
     cache: KVCache
     state: Tensor
     normed: Tensor
 
     @classmethod
-    def of(cls, sequences: list[RecordedSequence], draft: Eagle3Draft) -> Batch:
-        """Run the draft over every committed row: row p on the target's states at p and the token p + 1.
-
-        After every verification a server rebuilds the committed rows from target states (SGLang 0.5.23,
-        eagle_worker_v2.py), so they depend on the trajectory only. Row L-1 leads to the drafts of root L.
-        """
-        device = draft.target_ids.device
-        tokens = torch.nn.utils.rnn.pad_sequence(
-            [sequence.tokens for sequence in sequences], batch_first=True, padding_value=-1
-        ).to(device)
-        batch, longest = tokens.shape
-        cache = KVCache(len(draft.layers), batch, device)
+    def of(cls, feed: Feed, draft: Eagle3Draft) -> Batch:
+        """Run the draft over every committed row. Row L-1 leads to the drafts of root L."""
+        batch, longest = feed.tokens.shape
+        cache = KVCache(len(draft.layers), batch, feed.device)
         states, normed = [], []
         for start in range(0, longest - 1, _BLOCK_ROWS):
-            rows = torch.arange(start, min(start + _BLOCK_ROWS, longest - 1), device=device)
+            rows = torch.arange(start, min(start + _BLOCK_ROWS, longest - 1), device=feed.device)
             output = draft(
-                draft.fuse(_aux_block(sequences, draft, rows)).unsqueeze(1),
-                tokens[:, None, rows + 1].clamp_min(0),
+                draft.fuse(feed.states(start, start + len(rows))).unsqueeze(1),
+                feed.following(rows)[:, None],
                 rows.expand(batch, 1, -1),
-                mask=rows[:, None] >= rows,
-                prefix=cache.prefixes(),
+                mask=feed.sees(rows, rows).unsqueeze(-3),
+                prefix=_seen(cache.prefixes(), feed, rows),
             )
             cache.offer(output.rows)
-            cache.keep((rows - start).expand(batch, -1), torch.full((batch,), len(rows), device=device))
+            cache.keep((rows - start).expand(batch, -1), torch.full((batch,), len(rows), device=feed.device))
             states.append(output.state[:, 0])
             normed.append(output.normed[:, 0])
-        lengths = torch.tensor([len(sequence.tokens) for sequence in sequences], device=device)
-        return cls(tokens, lengths, cache, torch.cat(states, 1), torch.cat(normed, 1))
+        lengths = torch.tensor([len(sequence.tokens) for sequence in feed.sequences], device=feed.device)
+        return cls(feed, lengths, cache, torch.cat(states, 1), torch.cat(normed, 1))
+
+    @property
+    def tokens(self) -> Tensor:
+        """int64 [B, T], prompts and answers; -1 past the end."""
+        return self.feed.tokens
+
+    def recorded(self, positions: Tensor, some: Tensor | None = None) -> Tensor:
+        """int64 [n, ...], the tokens at these indices of all sequences, or of ``some``; -1, no token, past the end."""
+        tokens = self.tokens if some is None else self.tokens[some]
+        found = tokens.gather(1, positions.clamp_max(tokens.shape[1] - 1))
+        return torch.where(positions < tokens.shape[1], found, -1)
 
     def before(self, root: Tensor) -> tuple[Tensor, Tensor]:
         """state and normed [B, 1, C] of the last draft row before each root [B]."""
         sequence = torch.arange(len(root), device=root.device)
         return self.state[sequence, root - 1, None], self.normed[sequence, root - 1, None]
 
+    def prefixes(self, root: Tensor, some: Tensor | None = None) -> list[Prefix] | None:
+        """Per layer, the rows that the drafts of each root [B] see: those that the row before it sees.
 
-def _aux_block(sequences: list[RecordedSequence], draft: Eagle3Draft, rows: Tensor) -> Tensor:
-    """[B, rows, A * Ct], zero past the end of a sequence; only this block is read from disk."""
-    first, last = int(rows[0]), int(rows[-1]) + 1
-    blocks = []
-    for sequence in sequences:
-        states = [sequence.aux_hidden_states[point][first:last] for point in draft.capture_points]
-        block = torch.cat(states, -1)
-        blocks.append(torch.nn.functional.pad(block, (0, 0, 0, len(rows) - len(block))))
-    return torch.stack(blocks).to(rows.device)
+        Args:
+            root: int64 [B].
+            some: int64 [n], the sequences to give them of; all when None.
+        """
+        prefixes = _seen(self.cache.prefixes(root), self.feed, root[:, None] - 1)
+        if some is None or prefixes is None or len(some) == len(root):
+            return prefixes
+        return [Prefix(Rows(*(part[some] for part in rows)), mask[some]) for rows, mask in prefixes]
+
+
+def _seen(prefixes: list[Prefix] | None, feed: Feed, rows: Tensor) -> list[Prefix] | None:
+    """The prefixes without the rows that the feed hides from ``rows`` [n] or [B, n]."""
+    if not prefixes:
+        return None
+    keys = torch.arange(prefixes[0].rows.first.shape[1], device=feed.device)
+    seen = feed.sees(rows, keys).unsqueeze(-3)
+    return [Prefix(prefix.rows, prefix.mask & seen) for prefix in prefixes]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from eagle3ref.acceptance import AcceptanceCounts, Kind
+from eagle3ref.acceptance import AcceptanceCounts
 from eagle3ref.config import AcceptanceRule, TreeConfig, default_rule
 from eagle3ref.draft import Eagle3Draft
 from eagle3ref.replay.checks import check_answers, check_fit, check_rule
 from eagle3ref.replay.probabilities import target_head
-from eagle3ref.replay.rounds import SequenceRounds, count_rounds
-from eagle3ref.replay.walk import walk_batch
+from eagle3ref.replay.rounds import SequenceRounds, count_rounds, kind_of
+from eagle3ref.replay.walk import batches, walk_batch
 from eagle3ref.target import Target
 from eagle3ref.trace import Trace
 
@@ -62,7 +62,7 @@ def replay(
         on_sequence(sequence)
     place = {sequence_id: i for i, sequence_id in enumerate(trace.ids)}
     rounds.sort(key=lambda sequence: place[sequence.id])
-    return count_rounds(rounds, tree, _kind(rule, rounds), rule)
+    return count_rounds(rounds, tree, kind_of(rule, rounds), rule)
 
 
 def replay_rounds(
@@ -81,18 +81,5 @@ def replay_rounds(
     check_rule(trace, tree, rule, has_target=target is not None)
     head = None if target is None else target_head(target, trace, draft.target_ids.device)
     walk = partial(walk_batch, trace, draft=draft, tree=tree, rule=rule, head=head, seed=seed)
-    by_length = sorted(range(len(trace)), key=lambda i: trace.entries[i].num_tokens)
-    batch: list[int] = []
-    for i in by_length:
-        if batch and (len(batch) + 1) * trace.entries[i].num_tokens > batch_tokens:
-            yield from walk(batch)
-            batch = []
-        batch.append(i)
-    yield from walk(batch)
-
-
-def _kind(rule: AcceptanceRule, rounds: Sequence[SequenceRounds]) -> Kind:
-    """Greedy tokens that are all the recorded argmax are exact; otherwise another model may have written them."""
-    if rule.name != "greedy":
-        return "unbiased"
-    return "exact" if all(sequence.off_argmax_tokens == 0 for sequence in rounds) else "estimate"
+    for batch in batches(trace, range(len(trace)), batch_tokens):
+        yield from walk(batch)

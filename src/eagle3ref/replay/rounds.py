@@ -62,6 +62,13 @@ def count_rounds(
     )
 
 
+def kind_of(rule: AcceptanceRule, rounds: Sequence[SequenceRounds]) -> Kind:
+    """Greedy tokens that are all the recorded argmax are exact; otherwise another model may have written them."""
+    if rule.name != "greedy":
+        return "unbiased"
+    return "exact" if all(sequence.off_argmax_tokens == 0 for sequence in rounds) else "estimate"
+
+
 def _expected(rounds: Sequence[SequenceRounds], tree: TreeConfig) -> ExpectedAcceptance | None:
     kept = [(s.num_accepted[s.in_limit], s.expected_at[s.in_limit]) for s in rounds if s.expected_at is not None]
     if len(kept) < len(rounds):

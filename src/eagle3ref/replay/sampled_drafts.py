@@ -6,18 +6,21 @@ the recorded token; so the draft is run along the record, and what is random is 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from eagle3ref.config import TreeConfig
-from eagle3ref.draft import Eagle3Draft
+from eagle3ref.draft import DraftLoop, Eagle3Draft
 from eagle3ref.draft.model import DraftOutput
 from eagle3ref.nn import Rows
 from eagle3ref.nn.norm import at_least_float32
 from eagle3ref.replay.batch import Batch, Outcome
 from eagle3ref.replay.probabilities import RecordedProbabilities
+
+Decision = Literal["rejection", "block", "match"]
+"""Rejection sampling, block verification, or a draft is kept only if it is the token that the target draws."""
 
 
 def play_sampled_drafts(
@@ -29,7 +32,8 @@ def play_sampled_drafts(
     *,
     probabilities: RecordedProbabilities,
     coins: Tensor,
-    as_block: bool,
+    decides: Decision,
+    loop: DraftLoop,
 ) -> Outcome:
     """One round from each root; those that are not active idle.
 
@@ -40,7 +44,8 @@ def play_sampled_drafts(
 
     Args:
         coins: float64 [B, T], uniform in [0, 1); the one at t decides on a draft for token t.
-        as_block: block verification.
+        decides: how a drafted token is held against the target.
+        loop: how the passes of the draft loop follow one another.
     """
     state, normed = (part[:, None] for part in batch.before(root))  # [B, 1, 1, C]
     own: list[Rows] | None = None
@@ -53,14 +58,15 @@ def play_sampled_drafts(
         if not bool(alive.any()):
             break
         if step:
-            state, normed, own = _next_row(draft, batch, root, step, state, own)
+            state, normed, own = next_row(draft, batch, root, step, state, own, loop)
         rows = alive.nonzero()[:, 0]
         for some, at, target_probs in probabilities.after(rows, position[rows]):
             draft_probs = _draft_probs(draft, normed[some, 0, 0], probabilities.sampling.temperature, target_probs)
-            odds = _odds(target_probs, draft_probs, weight[some], batch.tokens[some, at + 1])
+            odds_of = _matching_odds if decides == "match" else _odds
+            odds = odds_of(target_probs, draft_probs, weight[some], batch.tokens[some, at + 1])
             expected[some, step] = odds.expected
             alive[some] = coins[some, at + 1] < odds.chance
-            if as_block:
+            if decides == "block":
                 weight[some] = odds.weight
         accepted += alive
     return Outcome(accepted, torch.ones_like(expected, dtype=torch.int64), expected)
@@ -90,8 +96,19 @@ def _odds(target_probs: Tensor, draft_probs: Tensor, weight: Tensor, token: Tens
     return _Odds(expected, chance, (wanted / drafted).clamp(torch.finfo(torch.float64).tiny, 1))
 
 
-def _next_row(
-    draft: Eagle3Draft, batch: Batch, root: Tensor, step: int, state: Tensor, own: list[Rows] | None
+def _matching_odds(target_probs: Tensor, draft_probs: Tensor, weight: Tensor, token: Tensor) -> _Odds:
+    """As ``_odds``, where draft and target are drawn apart and must agree, as vLLM's V2 runner had it (vLLM #40551)."""
+    return _Odds((target_probs * draft_probs).sum(1), draft_probs.gather(1, token[:, None])[:, 0], weight)
+
+
+def next_row(
+    draft: Eagle3Draft,
+    batch: Batch,
+    root: Tensor,
+    step: int,
+    state: Tensor,
+    own: list[Rows] | None,
+    loop: DraftLoop,
 ) -> DraftOutput:
     """The draft row of the recorded token ``step`` after each root, behind the chain's own rows so far."""
     last = batch.tokens.shape[1] - 1
@@ -99,10 +116,10 @@ def _next_row(
     row: DraftOutput = draft(
         state,
         token[:, None],
-        (root + step - 1)[:, None, None],
-        mask=torch.ones(1, 1, 1, step, dtype=torch.bool, device=root.device),
+        loop.positions(root, step - 1)[:, None, None],
+        mask=loop.visible(torch.ones(1, 1, 1, step, dtype=torch.bool, device=root.device), 1),
         own=own,
-        prefix=batch.cache.prefixes(root),
+        prefix=batch.prefixes(root),
     )
     return row
 
