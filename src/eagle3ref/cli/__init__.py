@@ -12,14 +12,18 @@ from typer.core import TyperGroup
 
 from eagle3ref.cli.capture import capture
 from eagle3ref.cli.console import error_message, own_warnings_as_notes, stderr, stdout, widen_pipes
+from eagle3ref.cli.crosscheck import crosscheck
 from eagle3ref.cli.decode import decode
 from eagle3ref.cli.demo import demo
+from eagle3ref.cli.diagnose import diagnose
 from eagle3ref.cli.exit_status import BAD_INPUT, INTERRUPTED, READER_GONE
 from eagle3ref.cli.explain import explain
 from eagle3ref.cli.export import export
 from eagle3ref.cli.inspect import inspect
 from eagle3ref.cli.options import SERVER_FLAGS
+from eagle3ref.cli.read import read
 from eagle3ref.cli.replay import replay
+from eagle3ref.cli.speedup import speedup
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.version import __version__
 
@@ -42,7 +46,7 @@ class _Commands(TyperGroup):
             stderr.print(error_message(_refusal(error, ctx.invoked_subcommand)))
             raise typer.Exit(BAD_INPUT) from error
         except KeyboardInterrupt as error:
-            resumes = ctx.invoked_subcommand == "capture"
+            resumes = ctx.invoked_subcommand in ("capture", "crosscheck")
             note = " What was captured is kept: the same command goes on from there." if resumes else ""
             stderr.print(f"interrupted.{note}", highlight=False)
             raise typer.Exit(INTERRUPTED) from error
@@ -56,9 +60,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (capture, inspect, export, demo):
+for command in (capture, read, inspect, export, speedup, demo):
     app.command()(command)
-for command_with_flags in (replay, decode, explain):
+for command_with_flags in (replay, decode, crosscheck, diagnose, explain):
     app.command(context_settings=SERVER_FLAGS)(command_with_flags)
 
 

@@ -1,0 +1,193 @@
+"""The answer to "why does this server differ": ranked hypotheses, what would separate them, and what it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from eagle3ref.config import TreeConfig
+from eagle3ref.diagnose.against import Against
+from eagle3ref.diagnose.hypothesis import RIGHT, LeftOut
+from eagle3ref.diagnose.ranking import Candidate
+from eagle3ref.diagnose.runtime import RuntimeCause
+from eagle3ref.diagnose.separation import NextObservation
+from eagle3ref.diagnose.symptoms import Sign
+from eagle3ref.explain.trap import Trap
+
+Verdict = Literal["as it should be", "cause named", "tie", "none fits", "cannot tell"]
+VERDICT_MEANING: dict[Verdict, str] = {
+    "as it should be": "the right wiring explains the evidence, and what else does would cost less than the margin",
+    "cause named": "one cause explains the evidence, and every other is at least 20 times less probable",
+    "tie": "several causes explain the evidence, and it cannot tell them apart; the right wiring is not among them",
+    "none fits": "no wiring explains the evidence: look at the state of the running server, or at what was told here",
+    "cannot tell": "the right wiring explains the evidence, and so do wirings that would cost more than the margin",
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the replays took.
+
+    Args:
+        forwards: draft forwards that were run.
+        rows: draft rows times layers that they had.
+        replays: the same, in plain replays of the whole trace.
+        hypotheses: that were replayed, the right wiring included.
+    """
+
+    forwards: int = 0
+    rows: int = 0
+    replays: float = 0.0
+    hypotheses: int = 0
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why a server's acceptance is what it is.
+
+    Args:
+        verdict: ``VERDICT_MEANING`` says what each claims.
+        sentence: the verdict in words.
+        tree: that was replayed; None if the files alone decided.
+        seen: the evidence, one line each: kind of comparison, and what it says.
+        ranked: every hypothesis that was replayed, the most probable first; empty if the files alone decided.
+        leading: those that the evidence cannot tell from the first.
+        from_files: traps in files or command that would do it alone, the worst first.
+        signs: symptoms, measured or told.
+        runtime: causes that no replay imitates, those first that the symptoms point at.
+        against: what the other evidence says; None if none was given.
+        following: what to observe next, the cheapest first.
+        left_out: hypotheses that were not replayed, and why.
+        cost: of all replays.
+    """
+
+    verdict: Verdict
+    sentence: str
+    tree: TreeConfig | None
+    seen: tuple[str, ...]
+    ranked: tuple[Candidate, ...]
+    leading: tuple[Candidate, ...]
+    from_files: tuple[Trap, ...]
+    signs: tuple[Sign, ...]
+    runtime: tuple[RuntimeCause, ...]
+    against: Against | None
+    following: tuple[NextObservation, ...]
+    left_out: tuple[LeftOut, ...]
+    cost: Cost
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether something is wrong with the server."""
+        return self.verdict not in ("as it should be", "cannot tell")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the leading hypotheses."""
+        return tuple(candidate.name for candidate in self.leading)
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Classes of the leading hypotheses, or of what the files say, each once."""
+        return tuple(dict.fromkeys(candidate.hypothesis.cause for candidate in self.leading))
+
+    @property
+    def untestable(self) -> tuple[LeftOut, ...]:
+        """Hypotheses that the trace lacks states for, each with what to record."""
+        return tuple(one for one in self.left_out if not one.is_identity)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; what is undefined is null."""
+        return {
+            "verdict": self.verdict,
+            "verdict_meaning": VERDICT_MEANING[self.verdict],
+            "sentence": self.sentence,
+            "wrong": self.is_wrong,
+            "tree": None if self.tree is None else asdict(self.tree),
+            "seen": list(self.seen),
+            "leading": list(self.names),
+            "ranked": [_candidate(candidate) for candidate in self.ranked],
+            "from_files": [asdict(trap) for trap in self.from_files],
+            "signs": [asdict(sign) for sign in self.signs],
+            "runtime": [asdict(cause) for cause in self.runtime],
+            "against": None if self.against is None else asdict(self.against),
+            "next": [{**asdict(one), "expected": dict(one.expected)} for one in self.following],
+            "left_out": [asdict(one) for one in self.left_out],
+            "cost": asdict(self.cost),
+        }
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    hypothesis, length = candidate.hypothesis, candidate.acceptance_length
+    return {
+        "name": hypothesis.name,
+        "cause": hypothesis.cause,
+        "engine_does": hypothesis.engine_does,
+        "fix": hypothesis.fix,
+        "log_odds": candidate.log_odds,
+        "share": candidate.share,
+        "p": candidate.p,
+        "fits": candidate.fits,
+        "equal_requests": candidate.equal,
+        "requests": candidate.requests,
+        "acceptance_length": None if math.isnan(length) else length,
+        "acceptance_rate_at": list(candidate.rates),
+        "sequences": candidate.sequences,
+        "said_by": None if candidate.said_by is None else candidate.said_by.name,
+    }
+
+
+def judge(leading: Sequence[Candidate], ranked: Sequence[Candidate], margin: float) -> Verdict:
+    """The verdict on what leads, the right wiring being one of those that were ranked."""
+    # What the budget did not carry through has not been seen to fit.
+    most = max(candidate.sequences for candidate in leading)
+    fitting = [candidate for candidate in leading if candidate.fits and candidate.sequences == most]
+    right = next(candidate for candidate in ranked if candidate.name == RIGHT.name)
+    costly = [c for c in leading if abs(c.acceptance_length - right.acceptance_length) > margin]
+    if right in fitting:
+        return "cannot tell" if costly else "as it should be"
+    if right.fits and not costly:
+        return "as it should be"  # near-ties explain it, and what imitates them better costs next to nothing
+    if not fitting:
+        return "none fits"
+    return "cause named" if len(leading) == 1 or one_cause(leading) else "tie"
+
+
+def one_cause(leading: Sequence[Candidate]) -> bool:
+    """Whether all of them are mended in one place."""
+    return len({candidate.hypothesis.fix for candidate in leading}) == 1
+
+
+def in_words(verdict: Verdict, leading: Sequence[Candidate], ranked: Sequence[Candidate]) -> str:
+    """The sentence that a report begins with."""
+    first = leading[0]
+    names = ", ".join(candidate.name for candidate in leading[:6]) + (", …" if len(leading) > 6 else "")
+    explains = f"{first.equal} of {first.requests} requests round by round" if first.requests else "the figures"
+    if verdict == "as it should be":
+        length = next(candidate.acceptance_length for candidate in ranked if candidate.name == RIGHT.name)
+        return (
+            f"Nothing is wrong with the server: the right wiring explains {explains}. Its length is {length:.2f}; if "
+            "that is low, the draft is weak on these prompts."
+        )
+    if verdict == "cause named":
+        what = (
+            f"{first.name}: {first.hypothesis.engine_does}" if len(leading) == 1 else f"One of {names}, mended alike."
+        )
+        return f"{what} This explains {explains}, and nothing else comes near."
+    if verdict == "tie":
+        return f"Something is wrong, and the evidence cannot tell which of {len(leading)} causes it is: {names}."
+    if verdict == "cannot tell":
+        return f"Nothing shows a fault, but these rounds could also come from {_others(leading)}."
+    nearest = ranked[0]
+    return (
+        f"No wiring explains the evidence; the nearest, {nearest.name}, has {nearest.equal} of {nearest.requests} "
+        "requests right."
+        if nearest.requests
+        else f"No wiring explains the evidence; the nearest is {nearest.name}."
+    )
+
+
+def _others(leading: Sequence[Candidate]) -> str:
+    names = [candidate.name for candidate in leading if candidate.name != RIGHT.name]
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
