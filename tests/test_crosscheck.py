@@ -28,7 +28,6 @@ from made_rounds import (
 
 import eagle3ref as e3
 from eagle3ref.crosscheck import compare, match_requests, predict_requests
-from eagle3ref.crosscheck.near_ties import near_tie_probability
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.replay import count_rounds
 from eagle3ref.servers import Reading, Rounded
@@ -153,35 +152,6 @@ def test_matching_says_why_not() -> None:
     assert all(match.reason for match in found if match.how != "same answer")
 
 
-def test_one_flipped_near_tie_is_no_fault_and_many_are() -> None:
-    """Catches a server that is refused for one near-tie in 600 rounds, and one that is excused for 60."""
-    rng = np.random.default_rng(0)
-    drafts = drafts_of(rng, np.full(30, 0.7), 20)
-    lengths = [1 + sum(c + 1 for c in row) for row in drafts]
-    trace, rounds, counts = replayed(drafts, lengths)
-    served = [request(i, row, length) for i, (row, length) in enumerate(zip(drafts, lengths, strict=True))]
-    one = [request(0, [*drafts[0][:-1], max(0, drafts[0][-1] - 1), 0], lengths[0]), *served[1:]]
-    found = compare(trace, rounds, counts, evidence(*one))
-    assert (found.verdict, len(found.best.unequal)) == ("agrees", 1)
-    assert "near-ties" in found.remarks[0]
-    many = [replace(r, rounds=r.rounds + 4, proposed_drafts=None) for r in served]
-    found = compare(trace, rounds, counts, evidence(*many))
-    assert (found.verdict, len(found.best.unequal)) == ("differs", 30)
-    assert found.best.difference.estimate == pytest.approx(
-        1 + counts.accepted_drafts.sum() / 720 - found.best.reference, abs=0.02
-    )
-
-
-def test_near_tie_probability_is_poissons() -> None:
-    """Catches an off-by-one in the tail."""
-    import scipy.stats
-
-    for flips, rounds in ((0, 100), (1, 100), (5, 300), (40, 1000)):
-        assert near_tie_probability(flips, rounds, 0.01) == pytest.approx(
-            scipy.stats.poisson.sf(flips - 1, 0.01 * rounds), abs=1e-12
-        )
-
-
 def test_other_answers_are_paired_by_prompt() -> None:
     """Catches a comparison that throws away that the prompts are the same: unpaired, these 200 tell nothing."""
     rng = np.random.default_rng(4)
@@ -212,7 +182,7 @@ def test_totals_of_exactly_these_requests() -> None:
     found = compare(trace, rounds, counts, evidence(*texts, wrong))
     assert (found.verdict, found.best.kind) == ("differs", "same requests in sum")
     more_rounds = replace(
-        totals, rounds=13, proposed_drafts=39
+        totals, rounds=14, proposed_drafts=42
     )  # vLLM pads prompts of one token only, and has none here
     assert compare(trace, rounds, counts, evidence(*texts, more_rounds)).verdict == "differs"
     others = compare(trace, rounds, counts, evidence(*texts, replace(wrong, completion_tokens=40)))
@@ -260,7 +230,7 @@ def test_nothing_to_compare_is_said() -> None:
     """Catches an empty list of comparisons that looks like agreement."""
     trace, rounds, counts = replayed(*TWO_PROMPTS)
     texts = untold(0, 14)
-    with pytest.raises(Eagle3RefError, match="none of which gives an acceptance length"):
+    with pytest.raises(Eagle3RefError, match="1 statement, and it does not give an acceptance length"):
         compare(trace, rounds, counts, evidence(texts))
 
 

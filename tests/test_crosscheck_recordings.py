@@ -124,7 +124,7 @@ def test_a_log_alone_cannot_tell_what_requests_do() -> None:
     lines = Evidence.gather(read_lines(read(run)["log_lines"]))
     found = checked(run, draft(POINTS), lines)
     assert (found.verdict, found.best.kind) == ("cannot tell", "same workload only")
-    low, high = found.best.interval(0.9)
+    low, high = found.best.difference.ends(0.9)
     assert low < -0.34 < high
     assert found.best.more is not None
 

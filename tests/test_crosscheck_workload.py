@@ -14,6 +14,7 @@ from made_rounds import (
     line,
     log,
     replayed,
+    request,
     run,
     workload,
 )
@@ -257,3 +258,45 @@ def test_the_named_rounds_are_the_fewest_that_tell() -> None:
     assert difference(times * 0.95).verdict() == "cannot tell"
     small_trace = independent_difference(2.38, (server, 200), 2.50, (0.02, 200))
     assert more_data(small_trace, Criterion(), rounds, (server, 0.02)).server_rounds is None
+
+
+def test_a_prompt_that_is_asked_again_is_no_further_draw() -> None:
+    """Catches ten requests of each of four prompts that are taken for forty prompts, and their narrow interval."""
+    rng = np.random.default_rng(8)
+    drafts = drafts_of(rng, rng.beta(2, 2, 20), 30)
+    lengths = [1 + sum(c + 1 for c in row) for row in drafts]
+    replay = replayed(drafts[:16], lengths[:16])
+    once = [request(i, drafts[i], lengths[i]) for i in range(16, 20)]
+    ten_times = [replace(one, request_id=f"{one.request_id} {i}") for one in once for i in range(10)]
+    few, many = (compare(*replay, evidence(*requests)).best for requests in (once, ten_times))
+    assert (few.kind, many.of) == (
+        "same workload only",
+        "40 requests whose prompts are not in the trace, 4 different ones",
+    )
+    assert few.difference.ends(0.9) == pytest.approx(many.difference.ends(0.9))
+
+
+def test_two_servers_in_one_log_are_told_apart() -> None:
+    """Catches a log of two servers that is called one of another tree, and the tree that both lack asked for."""
+    trace, rounds, counts, _ = workload(7, 40)
+    one = [line(2.4 + i / 100, (1.4 + i / 100) / 3, 2 * i) for i in range(20)]
+    other = [line(1.9 + i / 100, (1.9 + i / 100) / 16, 2 * i + 1) for i in range(20)]
+    found = compare(trace, rounds, counts, log(*one, *other))
+    assert found.verdict == "cannot tell"
+    assert any("Lines of two servers" in remark for remark in found.remarks)
+
+
+def test_engines_in_one_heap_are_named() -> None:
+    """Catches a verdict on one server's lines that is made of another's, and lines dropped with not a word."""
+    trace, rounds, counts, _ = workload(7, 40)
+    mixed = [
+        *(line(2.30, 0.43, 10 * i) for i in range(4)),
+        "INFO 06-24 10:00:00 [metrics.py:96] SpecDecoding metrics: Mean acceptance length: 2.20, Accepted throughput: "
+        "12.00 tokens/s, Drafted throughput: 30.00 tokens/s, Accepted: 120 tokens, Drafted: 300 tokens, "
+        "Per-position acceptance rate: 0.600, 0.400, 0.200, Avg Draft acceptance rate: 40.0%",
+    ]
+    assert any(
+        "SGLang and vLLM, several servers" in said for said in compare(trace, rounds, counts, log(*mixed)).remarks
+    )
+    alone = compare(trace, rounds, counts, log(*mixed[:4])).remarks
+    assert not any("several servers" in said for said in alone)

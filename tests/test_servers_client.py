@@ -20,11 +20,7 @@ from eagle3ref.trace.prompts import Prompt
 
 SETTINGS = RequestSettings(max_new_tokens=48)
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle3ref.servers.client.pages._SETTLING", 0.01)
-    monkeypatch.delenv("EAGLE3REF_API_KEY", raising=False)
+pytestmark = pytest.mark.usefixtures("impatient_client")
 
 
 def test_sglang_answers_are_the_recorded_fields(tmp_path: Path) -> None:
@@ -223,14 +219,21 @@ def test_settings_that_no_server_takes(change: dict[str, float], words: str) -> 
         ({"url": "localhost:30000"}, "http://localhost:30000"),
         ({"url": "ftp://localhost"}, "http or https"),
         ({"url": "http://[::1"}, "reading the address"),
+        ({"url": "http://localhost:99999"}, "no port between"),
+        ({"url": "http://localhost:-1"}, "reading the address"),
+        ({"url": "http://localhost:1?key=x"}, "a query or fragment"),
+        ({"url": "http://localhost:1/#x"}, "a query or fragment"),
+        ({"url": "http://me:secret@localhost:1"}, "http://…@localhost"),
+        ({"prompts": [Prompt("a", torch.tensor([], dtype=torch.int64))]}, "no token in the prompt 'a'"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, object], words: str, tmp_path: Path) -> None:
     """Would catch a traceback, or a folder made for a run that cannot begin."""
     given = {"url": "http://127.0.0.1:9", "prompts": recorded_prompts(1), **arguments}
-    with pytest.raises(Eagle3RefError, match=words):
+    with pytest.raises(Eagle3RefError, match=words) as refused:
         collect(journal=tmp_path / "journal", settings=SETTINGS, **given)
     assert not (tmp_path / "journal").exists()
+    assert "secret" not in str(refused.value)
 
 
 def test_greedy_bodies_name_no_seed() -> None:

@@ -18,12 +18,7 @@ from eagle3ref.servers.client import Progress, RequestSettings, collect, read_jo
 
 SETTINGS = RequestSettings(max_new_tokens=48)
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle3ref.servers.client.pages._SETTLING", 0.01)
-    monkeypatch.setattr("eagle3ref.servers.client.sending.FIRST_PAUSE", 0.01)
-    monkeypatch.delenv("EAGLE3REF_API_KEY", raising=False)
+pytestmark = pytest.mark.usefixtures("impatient_client")
 
 
 def at(faults: Mapping[int, Fault]) -> object:

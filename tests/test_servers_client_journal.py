@@ -34,12 +34,7 @@ from eagle3ref.servers.client import RequestSettings, collect
 collect({url!r}, recorded_prompts({number}), {journal!r}, RequestSettings(max_new_tokens=48), concurrency=2)
 """
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle3ref.servers.client.pages._SETTLING", 0.01)
-    monkeypatch.setattr("eagle3ref.servers.client.sending.FIRST_PAUSE", 0.01)
-    monkeypatch.delenv("EAGLE3REF_API_KEY", raising=False)
+pytestmark = pytest.mark.usefixtures("impatient_client")
 
 
 def killed(server: StubServer, journal: Path, after: int) -> None:
@@ -245,7 +240,7 @@ def test_full_disk_ends_the_run_and_spoils_nothing(tmp_path: Path, monkeypatch: 
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as disk:
-            disk.setattr("eagle3ref.servers.client.journal.os.fsync", full)
+            disk.setattr("eagle3ref.durable.os.fsync", full)
             with pytest.raises(Eagle3RefError, match="No space left on device"):
                 collect(server.url, recorded_prompts(3), journal, SETTINGS)
         assert len(server.received) == 1

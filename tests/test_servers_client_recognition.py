@@ -16,11 +16,7 @@ from eagle3ref.servers.client.stated import sglang_facts, vllm_facts
 
 SETTINGS = RequestSettings(max_new_tokens=48)
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle3ref.servers.client.pages._SETTLING", 0.01)
-    monkeypatch.delenv("EAGLE3REF_API_KEY", raising=False)
+pytestmark = pytest.mark.usefixtures("impatient_client")
 
 
 def test_sglang_states_tree_and_settings_but_no_key(tmp_path: Path) -> None:

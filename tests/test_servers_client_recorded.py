@@ -58,10 +58,7 @@ def counter(page: str, name: str) -> int:
     return round(sum(float(value) for value in re.findall(rf"^{name}\{{[^}}]*\}} (\S+)$", page, re.MULTILINE)))
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle3ref.servers.client.pages._SETTLING", 0.01)
-    monkeypatch.delenv("EAGLE3REF_API_KEY", raising=False)
+pytestmark = pytest.mark.usefixtures("impatient_client")
 
 
 @pytest.mark.parametrize("server", SERVERS, ids=str)

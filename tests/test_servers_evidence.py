@@ -1,6 +1,8 @@
 """What is gathered: each statement once, in time order, pooled as it says, with a trend where there is one."""
 
 import json
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from eagle3ref.cli.evidence import gather
 from eagle3ref.servers import Evidence, NotAcceptance, Reading, Rounded, all_rounds, between, read, read_metrics
 from eagle3ref.servers import window_rounds as rounds_of
 from eagle3ref.servers.evidence.gathering import Gathering
@@ -408,3 +411,19 @@ def test_everything_that_a_real_vllm_server_said(path: Path) -> None:
     assert logged.rounds is not None
     assert (logged.rounds.value, logged.accepted_drafts) == (gained.rounds, gained.accepted_drafts)
     assert not any(reading.remarks for reading in evidence.readings)
+
+
+def test_evidence_of_the_command_line_is_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a list of every line of a log of gigabytes, made before the first is thinned out."""
+    made: list[weakref.ref[Reading]] = []
+
+    def lines(_: object) -> Iterator[Reading]:
+        for second in range(3000):
+            made.append(weakref.ref(reading := window(second, 2.0)))
+            yield reading
+        assert sum(one() is not None for one in made) < 200
+
+    monkeypatch.setattr("eagle3ref.servers.evidence.gathering._MOST_WINDOWS", 100)
+    monkeypatch.setattr("eagle3ref.cli.evidence.read_file", lines)
+    evidence, _ = gather(["server.log"])
+    assert len(evidence.windows) <= 101

@@ -40,7 +40,7 @@ def test_founding_log(founding: Path) -> None:
         "length / num_draft_tokens with num_draft_tokens 16; accepted / verified drafts is 0.098 [0.098, 0.099]" in said
     )
     assert "CUDA graphs off in all of the lines" in said
-    assert "about ~120 [60, 240]: 40 decode steps" in said
+    assert "rounds ~120 [60, 240]: 40 decode steps" in said
 
 
 def test_settings_and_version_are_used(founding: Path) -> None:
@@ -50,6 +50,12 @@ def test_settings_and_version_are_used(founding: Path) -> None:
     assert json.loads(run(founding, "--json", "--engine", "sglang==0.5.23").output)["rate"]["verdict"] == "none"
     assert run(founding, "--engine", "sglang==0.0.1").exit_code == 2
     assert run(founding, "--num-steps", "0").exit_code == 2
+    impossible = run(founding, "--num-steps", "5", "--num-draft-tokens", "3")
+    assert impossible.exit_code == 2
+    assert "a root and at least one draft for each step" in impossible.output
+    for wrong in (("--num-draft-tokens", "10"), ("--engine", "sglang==0.5.23")):
+        said = " ".join(run(founding, *wrong).output.split())
+        assert "Without the settings that were given: The rate is length / num_draft_tokens with" in said
 
 
 def test_json_holds_what_the_report_says(founding: Path) -> None:
@@ -89,6 +95,9 @@ def test_every_sample_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
+        ('vllm:spec_decode_num_drafts_total{engine="0"} -5\n', "only 1 vLLM: metrics that could not be read"),
+        ('vllm:spec_decode_num_drafts_total{engine="0"} NaN\n', "only 1 vLLM: metrics that could not be read"),
+        ('vllm:spec_decode_num_drafts_total{engine="0"} 1.5\n', "only 1 vLLM: metrics that could not be read"),
         ("nothing here\n", "no line of a known format"),
         ("", "no line of a known format"),
         (
@@ -106,6 +115,33 @@ def test_nothing_to_read_is_bad_input(tmp_path: Path, text: str, found: str) -> 
     assert found in result.output
     assert run(tmp_path / "none").exit_code == 2
     assert run(path, path, "--follow").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Decode batch, #running-req: 1, accept len: -1.00, accept rate: -0.10, cuda graph: False\n",
+        'vllm:spec_decode_num_drafts_total{engine="0"} 0\nvllm:spec_decode_num_accepted_tokens_total{engine="0"} 0\n',
+        'sglang:spec_accept_length{model_name="m"} -1\n',
+        '{"meta_info": {"id": "a", "spec_verify_ct": 0, "spec_accept_length": 0, "completion_tokens": 1}}\n',
+    ],
+)
+def test_no_round_gives_no_length(tmp_path: Path, text: str) -> None:
+    """A length of -1, or of no round at all, that is pooled like any other."""
+    path = tmp_path / "said.txt"
+    path.write_text(text, encoding="utf-8")
+    result = run(path)
+    assert result.exit_code == 0
+    assert "length none: what was read does not determine one" in " ".join(result.output.split())
+    assert json.loads(run(path, "--json").output)["best"] is None
+
+
+def test_a_narrow_terminal_has_room_for_the_figures(founding: Path) -> None:
+    """A column of meanings that is 12 characters wide and 8 lines high."""
+    narrow = CliRunner().invoke(app, ["read", str(founding)], env={"COLUMNS": "80"}).output.splitlines()
+    assert next(i for i, line in enumerate(narrow) if not line.strip()) <= 4
+    assert "~120 [60, 240]" in narrow[1]
+    assert max(map(len, narrow)) <= 80
 
 
 def test_docs_show_what_is_printed(founding: Path) -> None:

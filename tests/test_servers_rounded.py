@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3ref.servers import Rounded
-from eagle3ref.servers.formats.fields import figure, integer, rounded
+from eagle3ref.servers.formats.fields import count, counts, figure, integer, rounded
 
 VALUES = st.floats(0, 1e6, allow_nan=False)
 
@@ -46,7 +46,13 @@ def test_known_texts(text: str, expected: tuple[float, float, float]) -> None:
     assert (number.value, number.low, number.high) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("text", ["", "nan", "inf", "abc", "1/3", ".", "%", "1e999999999", "2.5.1", "0x10"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "nan", "inf", "-inf", "abc", "1/2", "1/3", ".", "%", "2.5.1", "0x10", "1_000", "1._5", "٣", "２.5"),
+        *("1e999999999", "1e" + "9" * 5000, "1" * 400, "9" * 200 + "e200", "1" * 5000, "1e400%", "5e-324"),
+    ],
+)
 def test_what_is_no_number_is_refused(text: str) -> None:
     """A figure made up from noise, or minutes spent on an exponent."""
     with pytest.raises(ValueError, match=r".*"):
@@ -62,4 +68,7 @@ def test_numbers_of_text_and_json() -> None:
     assert figure(2) == figure(2.0) == Rounded.printed("2.00")
     assert figure(1.0638297872340425) == Rounded.printed("1.0638297872340425")
     assert figure(2.5e-05) == Rounded.printed("2.5e-05")
+    assert (figure(10**400), figure(1e305), figure(1e-320), count(10**30)) == (None, None, None, None)
+    assert counts({"0": 4, "2": 1}) == (4, 0, 1)
+    assert counts({"0": 4, "1000000000000": 1}) == ()  # no histogram, and no list of so many zeros
     assert (figure(None), figure(True), figure(float("nan")), figure("2.5")) == (None, None, None, None)

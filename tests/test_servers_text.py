@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -452,3 +453,18 @@ def test_a_window_without_rounds_has_no_length() -> None:
     """0.00 of an idle interval averaged in."""
     (line,) = read([DECODE.replace("2.50", "0.00").replace("0.16", "0.00")])
     assert isinstance(line, NotAcceptance)
+
+
+@pytest.mark.parametrize(
+    "begins", ["Decode batch. accept len: 2.50, ", "Per-position acceptance rate: ", "acc rate/pos = ("]
+)
+@pytest.mark.parametrize("goes_on", ["1", "1,", "1.", "a", "a ", "1e1", "a=1 ", "(", "1e1,"])
+def test_no_line_takes_minutes(begins: str, goes_on: str) -> None:
+    """Catches a pattern that tries every way to part a long row: 30 digits took minutes, 20,000 letters seconds."""
+    for length in (40, 20_000):
+        line = (
+            "SpecDecoding metrics: Mean acceptance length: 2.50, statistics eagle3: " + begins + goes_on * length + "x"
+        )
+        begun = time.process_time()
+        list(read([line]))
+        assert time.process_time() - begun < 1.5

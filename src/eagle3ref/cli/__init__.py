@@ -27,6 +27,12 @@ from eagle3ref.cli.speedup import speedup
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.version import __version__
 
+# What Ctrl-C leaves, by command.
+_KEPT = {
+    "capture": " What was captured is kept: the same command goes on from there.",
+    "crosscheck": " With --server, every answer is in the journal: the same command goes on from there.",
+}
+
 
 class _Commands(TyperGroup):
     """Turns bad input and Ctrl-C into a message and an exit status; anything else keeps its traceback."""
@@ -46,8 +52,7 @@ class _Commands(TyperGroup):
             stderr.print(error_message(_refusal(error, ctx.invoked_subcommand)))
             raise typer.Exit(BAD_INPUT) from error
         except KeyboardInterrupt as error:
-            resumes = ctx.invoked_subcommand in ("capture", "crosscheck")
-            note = " What was captured is kept: the same command goes on from there." if resumes else ""
+            note = _KEPT.get(ctx.invoked_subcommand, "")
             stderr.print(f"interrupted.{note}", highlight=False)
             raise typer.Exit(INTERRUPTED) from error
 

@@ -45,6 +45,7 @@ from eagle3ref.statistics import DEFAULT_CONFIDENCE, DEFAULT_MARGIN
 from eagle3ref.trace import Trace
 
 DEFAULT_NEW_TOKENS = 256
+DEFAULT_RETRIES = 8
 
 
 def crosscheck(
@@ -68,7 +69,13 @@ def crosscheck(
     prompts: Annotated[Path | None, typer.Option(help="To send, as JSONL.", show_default="the trace's")] = None,
     journal: Annotated[Path | None, typer.Option(help="Folder of the live run; the same one goes on.")] = None,
     model: Annotated[str | None, typer.Option(help="The model that the server must have.")] = None,
-    max_requests: Annotated[int | None, typer.Option(min=1, help="Never send more than these.")] = None,
+    max_requests: Annotated[
+        int | None, typer.Option(min=1, help="Never send more than these.", show_default="prompts + --retries")
+    ] = None,
+    retries: Annotated[
+        int | None,
+        typer.Option(min=0, help="Further tries, of all prompts together.", show_default=str(DEFAULT_RETRIES)),
+    ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 1,
     timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 600.0,
     max_new_tokens: Annotated[
@@ -95,12 +102,15 @@ def crosscheck(
     settings = _request_settings(recorded, max_new_tokens, sampling)
     if server is None:
         live = {"prompts": prompts, "journal": journal, "model": model, "max_requests": max_requests}
-        _refuse_without_server(context, paths, {**live, "max_new_tokens": max_new_tokens, **sampling})
+        _refuse_without_server(
+            context, paths, {**live, "retries": retries, "max_new_tokens": max_new_tokens, **sampling}
+        )
         evidence, facts = gather(paths)
     else:
         if paths or journal is None:
             context.fail("--server takes a --journal, which keeps every answer, and no files of evidence.")
-        asked = Asked(server, journal, prompts, target, settings, model, max_requests, concurrency, timeout)
+        tries = DEFAULT_RETRIES if retries is None else retries
+        asked = Asked(server, journal, prompts, target, settings, model, max_requests, tries, concurrency, timeout)
         evidence, facts = ask(asked, recorded)
         paths = [str(journal)]
     tree = asked_tree(num_steps, topk, num_draft_tokens) or stated_tree(evidence, facts)

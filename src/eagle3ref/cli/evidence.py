@@ -27,7 +27,7 @@ def gather(paths: Sequence[str]) -> tuple[Evidence, ServerFacts | None]:
     """Everything that the files and journals say, and what a live server said of itself.
 
     Raises:
-        Eagle3RefError: a path that cannot be read, or journals of different servers.
+        Eagle3RefError: a path that cannot be read, nothing about acceptance, or journals of different servers.
     """
     journals = [Path(path) for path in paths if path != "-" and Path(path).is_dir() and is_journal(Path(path))]
     collections = {str(journal): read_journal(journal) for journal in journals}
@@ -41,7 +41,23 @@ def gather(paths: Sequence[str]) -> tuple[Evidence, ServerFacts | None]:
         )
     # One statement at a time: a log may be larger than the memory.
     statements = (collections[path].readings if path in collections else read_file(path) for path in map(_plain, paths))
-    return Evidence.gather(chain.from_iterable(statements)), servers[0] if servers else None
+    evidence = Evidence.gather(chain.from_iterable(statements))
+    if not evidence.readings:
+        raise nothing_read(paths, evidence)
+    return evidence, servers[0] if servers else None
+
+
+def nothing_read(paths: Sequence[str], evidence: Evidence) -> Eagle3RefError:
+    """What was there instead of a statement about acceptance."""
+    kinds = ", ".join(f"{number:,} {kind}" for kind, number in evidence.not_acceptance.items())
+    return Eagle3RefError(
+        f"reading {', '.join(paths)}",
+        found=f"no statement about acceptance; only {kinds}" if kinds else "no line of a known format",
+        expected="a decode log, request fields, /metrics, or a benchmark of SGLang, vLLM, TensorRT-LLM or llama.cpp",
+        action="Fetch the file again: it is cut off."
+        if any("too early" in kind for kind in evidence.not_acceptance)
+        else "Check that speculation is on and its figures are logged; docs/reading.md lists what is known.",
+    )
 
 
 def _plain(path: str) -> str:

@@ -32,7 +32,8 @@ class Asked:
         target: folder; None if the trace is there and the prompts are token ids.
         settings: of the requests.
         model: that the server must have; None if any will do.
-        max_requests: never more than these.
+        max_requests: never more than these, over all runs of the journal; None: one for each prompt, and ``retries``.
+        retries: further tries after a failure that may pass, of all prompts together.
         concurrency: requests at a time.
         timeout: seconds for one.
     """
@@ -44,6 +45,7 @@ class Asked:
     settings: RequestSettings
     model: str | None
     max_requests: int | None
+    retries: int
     concurrency: int
     timeout: float
 
@@ -66,6 +68,9 @@ def ask(asked: Asked, trace: Trace | None) -> tuple[Evidence, ServerFacts]:
         Eagle3RefError: no prompts, or as ``collect``.
     """
     prompts = _prompts(asked, trace)
+    most = len(prompts) + asked.retries if asked.max_requests is None else asked.max_requests
+    whole = f"at most {most} requests, all runs of {asked.journal} together"
+    stderr.print(Text(f"asking {len(prompts)} prompts: {whole}"))
     has_tokenizer = asked.target is not None and tokenizer_sha256(asked.target) is not None
     with SequenceProgress(stderr) as progress:
         collection = collect(
@@ -74,7 +79,8 @@ def ask(asked: Asked, trace: Trace | None) -> tuple[Evidence, ServerFacts]:
             asked.journal,
             asked.settings,
             model=asked.model,
-            max_requests=asked.max_requests,
+            max_requests=most,
+            retries=asked.retries,
             concurrency=asked.concurrency,
             timeout=asked.timeout,
             tokenizer=load_tokenizer(asked.target) if has_tokenizer and asked.target is not None else None,

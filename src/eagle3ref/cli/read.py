@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from eagle3ref.cli.console import stderr, stdout
-from eagle3ref.cli.evidence import gather
-from eagle3ref.errors import Eagle3RefError
+from eagle3ref.cli.evidence import gather, nothing_read
 from eagle3ref.report.readings import live_line, readings_report
 from eagle3ref.servers import Evidence, NotAcceptance, Reading, read_file
 from eagle3ref.servers.evidence.summary import summarize
@@ -30,10 +29,10 @@ def read(
     facts = None
     if follow:
         evidence = Evidence.gather(_shown(read_file(paths[0], follow=True)), until_interrupted=True)
+        if not evidence.readings:
+            raise nothing_read(paths, evidence)
     else:
         evidence, facts = gather(paths)
-    if not evidence.readings:
-        _refuse(paths, evidence)
     tree = None if facts is None else facts.tree
     summary = summarize(
         evidence,
@@ -53,13 +52,3 @@ def _shown(statements: Iterable[Reading | NotAcceptance]) -> Iterator[Reading | 
         yield statement
         if isinstance(statement, Reading):
             stderr.print(live_line(statement), soft_wrap=True)
-
-
-def _refuse(paths: list[str], evidence: Evidence) -> None:
-    kinds = ", ".join(f"{number:,} {kind}" for kind, number in evidence.not_acceptance.items())
-    raise Eagle3RefError(
-        f"reading {', '.join(paths)}",
-        found=f"no statement about acceptance; only {kinds}" if kinds else "no line of a known format",
-        expected="a decode log, request fields, /metrics, or a benchmark of SGLang, vLLM, TensorRT-LLM or llama.cpp",
-        action="Check that speculation is on and its figures are logged; docs/reading.md lists what is known.",
-    )

@@ -87,6 +87,8 @@ class Comparison:
         num_requests: requests that were compared one by one; 0 if none was.
         near_tie_probability: that near-ties alone make so many unequal; None where requests were not compared.
         more: what would settle it; None if it is settled.
+        as_sample: the same difference as one of requests like these, drawn by chance; None where nothing is unequal, or
+            only a sum is known.
         is_quoted: whether the figure is none of the server's own, but a value to compare with.
     """
 
@@ -108,11 +110,8 @@ class Comparison:
     num_requests: int = 0
     near_tie_probability: float | None = None
     more: MoreData | None = None
+    as_sample: Difference | None = None
     is_quoted: bool = False
-
-    def interval(self, confidence: float) -> tuple[float, float]:
-        """Ends of the difference's two-sided interval."""
-        return self.difference.ends(confidence)
 
     def to_dict(self, confidence: float) -> dict[str, Any]:
         """JSON-able; an end that is not known is null.
@@ -120,7 +119,6 @@ class Comparison:
         Args:
             confidence: of each one-sided test, as the verdict was made with.
         """
-        equivalence, ordinary = self.interval(2 * confidence - 1), self.interval(confidence)
         return {
             "kind": self.kind,
             "kind_meaning": KIND_MEANING[self.kind],
@@ -130,13 +128,8 @@ class Comparison:
             "server": {"value": self.server, "low": self.server_low, "high": self.server_high},
             "reference": self.reference,
             "plain_reference": self.plain_reference,
-            "difference": {
-                "estimate": self.difference.estimate,
-                "equivalence_interval": [_finite(end) for end in equivalence],
-                "equivalence_confidence": 2 * confidence - 1,
-                "difference_interval": [_finite(end) for end in ordinary],
-                "difference_confidence": confidence,
-            },
+            "difference": _difference_dict(self.difference, confidence),
+            "as_sample": None if self.as_sample is None else _difference_dict(self.as_sample, confidence),
             "server_rounds": self.server_rounds,
             "reference_rounds": self.reference_rounds,
             "corrections": [vars(correction) for correction in self.corrections],
@@ -147,6 +140,16 @@ class Comparison:
             "is_quoted": self.is_quoted,
             "more": self.more and {**vars(self.more), "factor": _finite(self.more.factor)},
         }
+
+
+def _difference_dict(difference: Difference, confidence: float) -> dict[str, Any]:
+    return {
+        "estimate": difference.estimate,
+        "equivalence_interval": [_finite(end) for end in difference.ends(2 * confidence - 1)],
+        "equivalence_confidence": round(2 * confidence - 1, 12),
+        "difference_interval": [_finite(end) for end in difference.ends(confidence)],
+        "difference_confidence": confidence,
+    }
 
 
 def _finite(value: float) -> float | None:

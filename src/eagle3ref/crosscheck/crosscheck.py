@@ -18,19 +18,20 @@ from eagle3ref.crosscheck.predict import predict_requests
 from eagle3ref.crosscheck.reference import Reference
 from eagle3ref.crosscheck.same_requests import Pair, pairs_of, round_by_round
 from eagle3ref.crosscheck.same_sums import can_be_summed, in_sum
-from eagle3ref.crosscheck.settings import check_settings, rate_doubt
+from eagle3ref.crosscheck.settings import check_says_something, check_settings, rate_doubt, says_nothing
 from eagle3ref.crosscheck.speed import measured_speed
 from eagle3ref.crosscheck.statements import assumptions, remarks
 from eagle3ref.crosscheck.workload import same_workload
 from eagle3ref.draft import Eagle3Draft
 from eagle3ref.engines import EngineProfile
-from eagle3ref.errors import Eagle3RefError
 from eagle3ref.replay import SequenceRounds, replay
 from eagle3ref.servers import Evidence, Reading
 from eagle3ref.speedup import MeasuredRound
-from eagle3ref.statistics import DEFAULT_CONFIDENCE, DEFAULT_MARGIN, Criterion, Verdict, check_criterion
+from eagle3ref.statistics import DEFAULT_CONFIDENCE, DEFAULT_MARGIN, Criterion, Difference, Verdict, check_criterion
 from eagle3ref.target import Target
 from eagle3ref.trace import Trace
+
+_NO_THROUGHPUT = "No line tells tokens per second beside its length: the speed without speculation was of no use."
 
 
 @dataclass(frozen=True)
@@ -71,21 +72,28 @@ class CrossCheck:
     @property
     def sentence(self) -> str:
         """The verdict in one line."""
-        best = self.best
-        low, high = best.interval(2 * self.confidence - 1)
+        best, margin = self.best, f"margin ± {self.margin:g} ({self.best.kind})"
+        size = f"{best.difference.estimate:+.2f} tokens a round"
+        if not best.kind.startswith("same requests"):
+            return f"{best.verdict}: {size}, {self._interval(best.difference)}, {margin}"
+        if best.kind == "same requests in sum":
+            shown = "the sums are equal" if not best.unequal else "the sums are not equal"
+        else:
+            shown = f"{best.num_requests - len(best.unequal)} of {best.num_requests} equal in every integer"
+        if best.verdict == "differs":
+            shown = f"the rounds are others, {shown}"
+        is_drawn = best.as_sample is not None and math.isfinite(best.as_sample.variance)
+        like_these = (
+            f" ({self._interval(best.as_sample)} of requests like these)" if best.as_sample and is_drawn else ""
+        )
+        requests = "this request" if best.num_requests == 1 else f"these {best.num_requests} requests"
+        return f"{best.verdict}: {shown}; {size} on {requests}{like_these}, {margin}"
+
+    def _interval(self, difference: Difference) -> str:
+        """The one that the equivalence test looks at."""
+        low, high = difference.ends(2 * self.confidence - 1)
         share = f"{2 * self.confidence - 1:.0%}"
-        ends = "unknown" if math.isinf(low) else f"[{low:+.2f}, {high:+.2f}]"
-        size = f"{best.difference.estimate:+.2f} tokens a round, {share} {ends}"
-        margin = f"margin ± {self.margin:g}"
-        if best.kind.startswith("same requests"):
-            equal = best.num_requests - len(best.unequal)
-            if best.kind == "same requests in sum":
-                shown = "their sums are equal" if not best.unequal else "their sums are not equal"
-            else:
-                shown = f"{equal} of {best.num_requests} equal in every integer"
-            on_these = f"{best.difference.estimate:+.2f} tokens a round on these {best.num_requests} requests"
-            return f"{best.verdict}: {shown}, {on_these}, {margin} ({best.kind})"
-        return f"{best.verdict}: {size}, {margin} ({best.kind})"
+        return f"{share} unknown" if math.isinf(low) else f"{share} [{low:+.2f}, {high:+.2f}]"
 
     def matched(self, how: How) -> int:
         """Requests that were matched so."""
@@ -154,6 +162,9 @@ def crosscheck(
     """
     check_criterion(margin, confidence)
     check_settings(evidence, tree)
+    # Before the replay, which may take hours: what it cannot be held against, and a baseline that is none.
+    check_says_something(evidence)
+    speed = measured_speed(evidence, tree, baseline_tokens_per_second)
     rounds: list[SequenceRounds] = []
 
     def keep(sequence: SequenceRounds) -> None:
@@ -162,8 +173,8 @@ def crosscheck(
 
     counts = replay(trace, draft, tree, rule=rule, target=target, seed=seed, on_sequence=keep)
     judged = compare(trace, rounds, counts, evidence, profile=profile, margin=margin, confidence=confidence)
-    speed = measured_speed(evidence, tree, baseline_tokens_per_second)
-    return judged if speed is None else replace(judged, speed=speed)
+    unused = () if speed is not None or baseline_tokens_per_second is None else (_NO_THROUGHPUT,)
+    return replace(judged, speed=speed, remarks=(*judged.remarks, *unused))
 
 
 def compare(
@@ -208,12 +219,7 @@ def compare(
         *(same_workload(figure, reference, profile, criterion, doubt) for figure in figures),
     ]
     if not comparisons:
-        raise Eagle3RefError(
-            "cross-checking a server",
-            found=f"{len(evidence.readings)} statements, none of which gives an acceptance length, or integers for one",
-            expected="a log line with accept len, counters, request fields or a benchmark's summary",
-            action="`eagle3ref read` shows what was recognized; docs/reading.md says what each engine can give.",
-        )
+        raise says_nothing(evidence)
     return CrossCheck(
         comparisons=tuple(comparisons),
         matches=matches,
@@ -221,7 +227,7 @@ def compare(
         margin=margin,
         confidence=confidence,
         assumptions=tuple(assumptions(counts, profile)),
-        remarks=tuple(remarks(evidence, counts, profile, comparisons, matches)),
+        remarks=tuple(remarks(evidence, counts, profile, comparisons, matches, margin)),
     )
 
 

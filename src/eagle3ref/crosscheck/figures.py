@@ -114,7 +114,8 @@ def _length(reading: Reading, tree: TreeConfig) -> tuple[Rounded, LengthForm, st
     if length is not None:
         added = reading.length_kind == "without_bonus" and not (reading.rounds and reading.accepted_drafts is not None)
         return length, LengthForm(), "the bonus token, which it leaves out, was added: + 1.00" if added else ""
-    if stated is not None and reading.scope != "lifetime":  # a lifetime's tokens have those of health probes in them
+    # A lifetime's tokens have those of health probes in them.
+    if stated is not None and stated.high >= 1 and reading.scope != "lifetime":
         return stated, LengthForm("completion_per_round"), ""
     if reading.accept_rate_at:
         ends = (sum(getattr(rate, end) for rate in reading.accept_rate_at) for end in ("value", "low", "high"))

@@ -9,6 +9,8 @@ from eagle3ref.statistics import Criterion, Difference
 
 _UNHEARD_OF = 10**9  # rounds; beyond, the difference sits on the margin, and a number would pretend to know
 
+_STAYS = ", if the difference stays where it is"
+
 
 @dataclass(frozen=True)
 class MoreData:
@@ -52,9 +54,9 @@ def more_data(
         room = (server + reference) / factor - reference
         if room > 0 and server > 0:
             needed = math.ceil(rounds * server / room)
-            return MoreData(needed, factor, f"About {_count(needed)} rounds of the server in all would tell.")
+            return MoreData(needed, factor, f"About {_count(needed)} rounds of the server in all would tell{_STAYS}.")
     both = f"about {_count(rounds * factor)} rounds of the server, and {factor:.1f} times as many prompts in the trace"
-    return MoreData(None, factor, f"More of both would tell: {both}.")
+    return MoreData(None, factor, f"More of both would tell{_STAYS}: {both}.")
 
 
 def _count(number: float) -> str:

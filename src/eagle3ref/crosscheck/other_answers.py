@@ -55,19 +55,23 @@ def same_prompts(matches: Sequence[Match], reference: Reference, criterion: Crit
 
 
 def requests_alone(requests: Sequence[Reading], reference: Reference, criterion: Criterion) -> Comparison | None:
-    """Requests that nothing in the trace belongs to, each an independent draw; None if none tells its rounds."""
+    """Requests that nothing in the trace belongs to, each prompt an independent draw; None if none tells its rounds."""
     told = [request for request in requests if tells_length(request)]
     if not told:
         return None
     form = form_of(told)
-    terms, own = server_terms(told, form), reference.length(form)
+    # A request without prompt ids stands for a prompt of its own.
+    prompts = {request.prompt_ids or i: None for i, request in enumerate(told)}
+    rows = {prompt: row for row, prompt in enumerate(prompts)}
+    terms = by_prompt(server_terms(told, form), [rows[request.prompt_ids or i] for i, request in enumerate(told)])
+    own = reference.length(form)
     error = variance_of(terms)
     difference = independent_difference(terms.value, error, own.value, (own.variance, own.degrees_of_freedom))
     rounds = int(terms.denominators.sum())
     return Comparison(
         kind="same workload only",
         verdict=difference.verdict(*criterion),
-        of=f"{len(told)} requests whose prompts are not in the trace",
+        of=f"{len(told)} requests whose prompts are not in the trace, {len(rows)} different ones",
         form=str(form),
         server=terms.value,
         server_low=terms.value,
@@ -78,7 +82,7 @@ def requests_alone(requests: Sequence[Reading], reference: Reference, criterion:
         server_rounds=rounds,
         reference_rounds=reference.rounds,
         corrections=_of_form(form, reference.predicted),
-        assumptions=("The trace's prompts are drawn from the server's workload, and each request's is another one.",),
+        assumptions=("The trace's prompts are drawn from the server's workload.",),
         num_requests=len(told),
         more=more_data(difference, criterion, rounds, (error[0], own.variance)),
     )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from eagle3ref.crosscheck.comparison import Comparison, Correction, UnequalRequest, completion_corrections
 from eagle3ref.crosscheck.matching import Match
-from eagle3ref.crosscheck.more_data import MoreData, more_data
-from eagle3ref.crosscheck.near_ties import NEAR_TIES_UNLIKELY, near_tie_probability
+from eagle3ref.crosscheck.more_data import MoreData
+from eagle3ref.crosscheck.near_ties import MOST_NEAR_TIES, NEAR_TIES_UNLIKELY, near_tie_probability
 from eagle3ref.crosscheck.predict import LengthForm, PredictedRequest, plain_length
 from eagle3ref.crosscheck.request_terms import by_prompt, form_of, ratio, rounds_of, server_terms, tells_length
 from eagle3ref.servers import Reading
@@ -30,9 +30,25 @@ class Pair:
 
     @property
     def flips(self) -> int:
-        """The fewest rounds that must have come out otherwise."""
+        """The fewest rounds that must have come out otherwise.
+
+        Where c of every round is told they are counted: at a root that both have, both saw the same text. Elsewhere
+        only the numbers of rounds are there to compare.
+        """
         rounds = rounds_of(self.request)
+        if self.request.accepted_by_round and self.unequal:
+            return max(1, self._others_at_common_roots())
         return max(1, 0 if rounds is None else abs(rounds - self.predicted.rounds)) if self.unequal else 0
+
+    def _others_at_common_roots(self) -> int:
+        mine = dict(zip(self.predicted.roots, self.predicted.num_accepted, strict=True))
+        last = self.predicted.roots[-1] if self.predicted.roots else None
+        root, others = next(iter(mine), 0), 0
+        for c in self.request.accepted_by_round:
+            most = self.predicted.last_high if root == last else mine.get(root, c)
+            others += root in mine and not mine[root] <= c <= most
+            root += c + 1
+        return others
 
     @property
     def nearest(self) -> int:
@@ -43,10 +59,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict, the difference that it rests on, and what would settle it."""
+    """A verdict, and what would settle it."""
 
     verdict: Verdict
-    difference: Difference
     more: MoreData | None = None
 
 
@@ -63,8 +78,8 @@ def pairs_of(matches: Sequence[Match], predicted: Mapping[str, PredictedRequest]
 def round_by_round(pairs: Sequence[Pair], criterion: Criterion) -> Comparison | None:
     """Every request that tells something of its own acceptance, against the reference's integers; None if none does.
 
-    All equal: ``agrees``. Unequal ones that near-ties may explain: ``agrees`` if the sums of these requests are
-    within the margin. Otherwise ``differs`` if the sums are outside of it, and else what the paired test says.
+    All equal: ``agrees``. More unequal ones than near-ties explain: ``differs``, whatever that does to the length,
+    because the answer determines its rounds. Fewer: ``agrees`` if the sums of these requests are within the margin.
     """
     told = [pair for pair in pairs if tells_length(pair.request) and pair.predicted.rounds]
     if not told:
@@ -74,10 +89,9 @@ def round_by_round(pairs: Sequence[Pair], criterion: Criterion) -> Comparison | 
     reference = _reference_terms(told, form)
     unequal = [pair for pair in told if pair.unequal]
     rounds = int(reference.denominators.sum())
-    chance = near_tie_probability(sum(pair.flips for pair in unequal), rounds)
+    chance = _chance_of_near_ties(told)
     census = _census(told, server, reference)
-    paired = _by_prompt(told, server, reference).with_rounding(census.below, census.above)
-    judged = judge_unequal(census, paired, chance, criterion) if unequal else Judged("agrees", census)
+    judged = judge_unequal(census, chance, criterion) if unequal else Judged("agrees")
     plain = plain_length([pair.predicted for pair in told], reference.value)
     return Comparison(
         kind="same requests round by round",
@@ -89,7 +103,8 @@ def round_by_round(pairs: Sequence[Pair], criterion: Criterion) -> Comparison | 
         server_high=server.value,
         reference=reference.value,
         plain_reference=plain,
-        difference=judged.difference,
+        difference=census,
+        as_sample=_by_prompt(told, server, reference).with_rounding(census.below, census.above) if unequal else None,
         server_rounds=int(server.denominators.sum()),
         reference_rounds=rounds,
         corrections=_corrections(told, form, reference.value - plain),
@@ -100,24 +115,32 @@ def round_by_round(pairs: Sequence[Pair], criterion: Criterion) -> Comparison | 
     )
 
 
-def judge_unequal(census: Difference, paired: Difference, chance: float, criterion: Criterion) -> Judged:
+def _chance_of_near_ties(pairs: Sequence[Pair]) -> float:
+    """Each recorded answer counts once: a server that is asked again flips the same near-tie again."""
+    flips: dict[str, int] = {}
+    rounds: dict[str, int] = {}
+    for pair in pairs:
+        name = pair.predicted.id
+        flips[name] = max(flips.get(name, 0), pair.flips)
+        rounds[name] = max(rounds.get(name, 0), pair.predicted.rounds)
+    return near_tie_probability(sum(flips.values()), sum(rounds.values()), MOST_NEAR_TIES)
+
+
+def judge_unequal(census: Difference, chance: float, criterion: Criterion) -> Judged:
     """The verdict when some request is not equal.
 
     Args:
         census: of these requests; nothing was drawn.
-        paired: the same, as a sample of requests; of unknown variance where there is one prompt, or only a sum.
         chance: that near-ties explain all of it.
         criterion: of the verdict.
     """
+    if chance < NEAR_TIES_UNLIKELY:
+        return Judged("differs")
     low, high = census.ends(criterion.confidence)
-    if chance < NEAR_TIES_UNLIKELY and (low > criterion.margin or high < -criterion.margin):
-        return Judged("differs", census)
-    if chance >= NEAR_TIES_UNLIKELY and -criterion.margin <= low and high <= criterion.margin:
-        return Judged("agrees", census)
-    if chance < NEAR_TIES_UNLIKELY and math.isfinite(paired.variance):
-        return Judged(paired.verdict(*criterion), paired, more_data(paired, criterion, None, None))
+    if -criterion.margin <= low and high <= criterion.margin:
+        return Judged("agrees")
     why = f"Near-ties may be all of it (chance {chance:.2f}), or a fault that few requests show: give more requests."
-    return Judged("cannot tell", census, MoreData(None, math.inf, why))
+    return Judged("cannot tell", MoreData(None, math.inf, why))
 
 
 def _reference_terms(pairs: Sequence[Pair], form: LengthForm) -> RatioOfSums:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from eagle3ref.crosscheck.comparison import Comparison, Correction, UnequalRequest
-from eagle3ref.crosscheck.near_ties import near_tie_probability
+from eagle3ref.crosscheck.near_ties import MOST_NEAR_TIES, near_tie_probability
 from eagle3ref.crosscheck.predict import LengthForm, accepted_at, plain_length
 from eagle3ref.crosscheck.same_requests import Judged, Pair, judge_unequal
 from eagle3ref.servers import Reading
@@ -34,11 +34,10 @@ def in_sum(pairs: Sequence[Pair], run: Reading, criterion: Criterion) -> Compari
     low, high = sum(r.accepted_low for r in requests), sum(r.accepted_high for r in requests)
     nearest = min(max(run.accepted_drafts, low), high)
     wrong = _unequal(pairs, run, rounds + padding, (low, high))
-    chance = near_tie_probability(_fewest_flips(pairs, run, rounds + padding, nearest), rounds)
+    chance = near_tie_probability(_fewest_flips(pairs, run, rounds + padding, nearest), rounds, MOST_NEAR_TIES)
     server, reference = 1 + run.accepted_drafts / run.rounds, 1 + nearest / (rounds + padding)
     census = Difference(server - reference, 0.0)
-    as_sample = Difference(census.estimate, math.inf)
-    judged = judge_unequal(census, as_sample, chance, criterion) if wrong else Judged("agrees", census)
+    judged = judge_unequal(census, chance, criterion) if wrong else Judged("agrees")
     plain = plain_length(requests, reference)
     moved_by_padding = reference - (1 + nearest / rounds)
     corrections = [
@@ -59,7 +58,7 @@ def in_sum(pairs: Sequence[Pair], run: Reading, criterion: Criterion) -> Compari
         server_high=server,
         reference=reference,
         plain_reference=plain,
-        difference=judged.difference,
+        difference=census,
         server_rounds=run.rounds,
         reference_rounds=rounds,
         corrections=tuple(corrections),

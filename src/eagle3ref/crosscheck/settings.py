@@ -27,6 +27,35 @@ def check_settings(evidence: Evidence, tree: TreeConfig) -> None:
             )
 
 
+def check_says_something(evidence: Evidence) -> None:
+    """Refuse evidence that no replay can be held against.
+
+    Raises:
+        Eagle3RefError: not one figure of acceptance.
+    """
+    if not any(_is_figure(reading) for reading in evidence.readings):
+        raise says_nothing(evidence)
+
+
+def says_nothing(evidence: Evidence) -> Eagle3RefError:
+    """What there is instead of a figure."""
+    number = len(evidence.readings)
+    statements = "no statement" if not number else "1 statement" if number == 1 else f"{number} statements"
+    of_these = " that" if not number else ", and it" if number == 1 else ", none of which"
+    gives = "does not give" if number == 1 else "gives"
+    return Eagle3RefError(
+        "cross-checking a server",
+        found=f"{statements}{of_these} {gives} an acceptance length, or integers for one",
+        expected="a log line with accept len, counters, request fields or a benchmark's summary",
+        action="`eagle3ref read` shows what was recognized; docs/reading.md says what each engine can give.",
+    )
+
+
+def _is_figure(reading: Reading) -> bool:
+    told = (reading.length_with_bonus, reading.accept_length, reading.accept_rate)
+    return bool(reading.rounds or reading.accept_rate_at) or any(figure is not None for figure in told)
+
+
 def rate_doubt(evidence: Evidence, tree: TreeConfig, profile: EngineProfile | None) -> str:
     """Why the log cannot be of this tree, by its accept rates, in one sentence; "" if they fit, or there are none."""
     engine = None if profile is None else profile.name
@@ -36,7 +65,8 @@ def rate_doubt(evidence: Evidence, tree: TreeConfig, profile: EngineProfile | No
     if fitting is None or fitting.verdict != "none":
         return ""
     free = evidence.rate(engine=engine)
-    other = f" Without that tree: {free.sentence}" if free is not None and free.verdict != "none" else ""
+    found = () if free is None else free.remarks if free.verdict == "none" else (free.sentence,)
+    other = f" Without that tree: {' '.join(found)}" if found else ""
     return f"The accept rates fit no formula of a server that runs {tree}: give the tree that it does run.{other}"
 
 

@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 from eagle3ref.acceptance import KIND_MEANING, AcceptanceCounts
 from eagle3ref.crosscheck.comparison import Comparison
 from eagle3ref.crosscheck.matching import Match
-from eagle3ref.crosscheck.near_ties import NEAR_TIES_UNLIKELY
+from eagle3ref.crosscheck.near_ties import MOST_NEAR_TIES, NEAR_TIES_UNLIKELY
 from eagle3ref.crosscheck.settings import rate_doubt
 from eagle3ref.engines import EngineProfile
 from eagle3ref.servers import Evidence
 
 _MOST_REMARKS = 12
 _TOO_FEW = 0.05
+_ENGINES = {"SGLang", "vLLM", "TensorRT-LLM", "llama.cpp"}
+_OF_A_SERVER = ("request", "window", "lifetime")
 
 
 def assumptions(counts: AcceptanceCounts, profile: EngineProfile | None) -> Iterator[str]:
@@ -37,9 +39,10 @@ def remarks(
     profile: EngineProfile | None,
     comparisons: Sequence[Comparison],
     matches: Sequence[Match],
+    margin: float,
 ) -> Iterator[str]:
     """The most telling first; those of single lines once each."""
-    yield from _of_comparisons(comparisons)
+    yield from _of_comparisons(comparisons, margin)
     parted = sum(match.how == "same prompt" and match.request.output_ids is not None for match in matches)
     if parted and counts.rule.name == "greedy":
         yield (
@@ -54,7 +57,13 @@ def remarks(
         yield rate_doubt(evidence, tree, profile)
     elif rate is not None:
         yield rate.sentence
-        yield from rate.remarks
+    yield from () if rate is None else rate.remarks
+    engines = {reading.tool for reading in evidence.readings if reading.scope in _OF_A_SERVER} & _ENGINES
+    if len(engines) > 1:
+        yield (
+            f"The evidence is of {' and '.join(sorted(engines))}, several servers: each figure is held against the "
+            "one reference, and of log lines only those of the engine with the most. Check them one by one."
+        )
     graphs = [window.cuda_graph for window in evidence.windows if window.cuda_graph is not None]
     if False in graphs:
         off = graphs.count(False)
@@ -69,7 +78,7 @@ def remarks(
         yield f"{len(own) - _MOST_REMARKS} further remarks on single lines: `eagle3ref read` lists them."
 
 
-def _of_comparisons(comparisons: Sequence[Comparison]) -> Iterator[str]:
+def _of_comparisons(comparisons: Sequence[Comparison], margin: float) -> Iterator[str]:
     verdicts = {comparison.verdict for comparison in comparisons if not comparison.is_quoted}
     if {"agrees", "differs"} <= verdicts:
         yield "The figures contradict each other: some agree with the reference, some differ; the strongest decides."
@@ -79,10 +88,16 @@ def _of_comparisons(comparisons: Sequence[Comparison]) -> Iterator[str]:
             few = " Send more requests for a firmer word." if share > _TOO_FEW else ""
             yield f"All equal: at 95 % fewer than {share:.1%} of rounds like these come out otherwise.{few}"
         chance = comparison.near_tie_probability
-        if comparison.verdict != "agrees" or chance is None:
+        if chance is None:
             continue
-        unequal = f"{len(comparison.unequal)} of {comparison.num_requests} requests are not equal"
-        if chance < NEAR_TIES_UNLIKELY:
-            yield f"{unequal}, more than near-ties explain: something differs, and costs less than the margin here."
-        else:
-            yield f"{unequal}, as near-ties in other arithmetic make them (chance {chance:.2f})."
+        in_sum = comparison.kind == "same requests in sum"
+        unequal = "The sums" if in_sum else f"{len(comparison.unequal)} of {comparison.num_requests} requests"
+        if chance >= NEAR_TIES_UNLIKELY:
+            yield f"{unequal} are not equal, as near-ties in other arithmetic may make them (chance {chance:.2f})."
+            continue
+        small = abs(comparison.difference.estimate) <= margin
+        cost = " What it does to the length of these requests is within the margin." if small else ""
+        yield (
+            f"{unequal} are not equal, more than near-ties explain even at {MOST_NEAR_TIES:.0%} of the rounds "
+            f"(chance {chance:.2g}): the server does not run this draft as the reference does.{cost}"
+        )

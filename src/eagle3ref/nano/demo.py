@@ -1,4 +1,4 @@
-"""The main job on the embedded pair: capture held-out prompts, replay the drafts, count."""
+"""The main job on the embedded pair: capture held-out prompts, replay the drafts, judge a server that is mis-wired."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from eagle3ref.acceptance import AcceptanceCounts
 from eagle3ref.config import TreeConfig
 from eagle3ref.draft import Eagle3Draft, load_draft
 from eagle3ref.inspection import TraceSummary, summarize_trace
+from eagle3ref.nano.demo_server import Advance, DemoServer, run_demo_server
 from eagle3ref.replay import replay
 from eagle3ref.target import Target, load_target
 from eagle3ref.target.generate import Sampling
@@ -24,8 +25,6 @@ TREE = TreeConfig(num_steps=5, topk=4, num_draft_tokens=16)
 _CAPTURES = {"greedy": (Sampling(), 32), "T=0.8": (Sampling(temperature=0.8, seed=0), 128)}
 _DTYPE = torch.float32
 _BATCH_SIZE = 16
-
-Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,15 @@ class DemoRun:
 
 @dataclass(frozen=True)
 class Demo:
-    """All replays, and what they were replayed on, by the name of the answers."""
+    """All replays, what they were replayed on by the name of the answers, and the server."""
 
     traces: Mapping[str, TraceSummary]
     runs: tuple[DemoRun, ...]
+    server: DemoServer
 
 
 def run_demo(folder: Path, begin: Callable[[str, int], Advance]) -> Demo:
-    """Capture greedy and sampled answers of the nano target, and replay the nano drafts on both.
+    """Capture greedy and sampled answers of the nano target, replay the nano drafts on both, and judge a server.
 
     Args:
         folder: where the traces go; what is there already is not captured again.
@@ -65,7 +65,8 @@ def run_demo(folder: Path, begin: Callable[[str, int], Advance]) -> Demo:
             for tree in (CHAIN, TREE) if name == "GQA" else (CHAIN,):
                 advance = begin(f"replay {tree} {name}, {answers}", len(trace))
                 runs.append(DemoRun(answers, name, _replay(trace, draft, tree, advance)))
-    return Demo({answers: summarize_trace(trace) for answers, trace in traces.items()}, tuple(runs))
+    server = run_demo_server(traces["greedy"], drafts["GQA"], target, CHAIN, begin)
+    return Demo({answers: summarize_trace(trace) for answers, trace in traces.items()}, tuple(runs), server)
 
 
 def _drafts(target: Target) -> dict[str, Eagle3Draft]:
@@ -82,7 +83,7 @@ def _capture(
 ) -> Trace:
     sampling, max_new_tokens = _CAPTURES[answers]
     prompts, tokenizer_sha256 = read_prompts(nano.prompts_path(), nano.target_path())
-    points = {point for draft in drafts.values() for point in draft.capture_points}
+    points = {point + step for draft in drafts.values() for point in draft.capture_points for step in (-1, 0, 1)}
     advance = begin(f"capture, {answers}", len(prompts))
     return capture(
         target,

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from eagle3ref.crosscheck import KIND_MEANING, Comparison, Correction, CrossCheck
 from eagle3ref.report.style import ends, facts
-from eagle3ref.statistics import Verdict
+from eagle3ref.statistics import Difference, Verdict
 
 _COLOURS: dict[Verdict, str] = {"agrees": "bold green", "differs": "bold red", "cannot tell": "bold yellow"}
 _STRONGER = "Requests with their token ids tell with far fewer rounds: ask with --server, or give request fields."
@@ -76,18 +76,22 @@ def _figures(checked: CrossCheck, best: Comparison) -> Table:
 
 
 def _intervals(best: Comparison, confidence: float, margin: float) -> list[tuple[str, str]]:
-    if best.difference.variance == 0:
-        return [
-            ("  interval", f"{_ends(best, confidence)}, of these requests: nothing was drawn, chance has no part in it")
-        ]
     level = 2 * confidence - 1
+    if best.difference.variance == 0:
+        of_these = (
+            f"{_ends(best.difference, confidence)}, of these requests: nothing was drawn, chance has no part in it"
+        )
+        if best.as_sample is None:
+            return [("  interval", of_these)]
+        like_these = f"{_ends(best.as_sample, level)}, of requests like these"
+        return [("  interval", of_these), (f"  {level:.0%} interval", like_these)]
     agrees, differs = (
         f"agrees if all of it is within ± {margin:g}",
         "differs if 0 is not in it, and the estimate beyond",
     )
     return [
-        (f"  {level:.0%} interval", f"{_ends(best, level)}: {agrees}"),
-        (f"  {confidence:.0%} interval", f"{_ends(best, confidence)}: {differs}"),
+        (f"  {level:.0%} interval", f"{_ends(best.difference, level)}: {agrees}"),
+        (f"  {confidence:.0%} interval", f"{_ends(best.difference, confidence)}: {differs}"),
     ]
 
 
@@ -149,7 +153,7 @@ def _others(checked: CrossCheck) -> Table | None:
             f"{other.server:.2f}",
             f"{other.reference:.2f}",
             f"{other.difference.estimate:+.2f}",
-            Text(_ends(other, 2 * checked.confidence - 1)),
+            Text(_ends(other.difference, 2 * checked.confidence - 1)),
             other.kind,
             Text(other.of),
         )
@@ -176,6 +180,6 @@ def _section(name: str, body: RenderableType | None) -> list[RenderableType]:
     return [] if body is None else ["", Text(name, style="bold cyan"), Padding(body, (0, 0, 0, 2))]
 
 
-def _ends(comparison: Comparison, confidence: float) -> str:
-    low, high = comparison.interval(confidence)
+def _ends(difference: Difference, confidence: float) -> str:
+    low, high = difference.ends(confidence)
     return "unknown" if math.isinf(low) or math.isinf(high) else f"[{low:+.3f}, {high:+.3f}]"

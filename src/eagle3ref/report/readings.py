@@ -19,8 +19,7 @@ def readings_report(summary: Summary) -> RenderableType:
     rows = [row for group in summary.groups for row in _notes(group)]
     parts: list[RenderableType] = [_table(summary.groups), ""]
     parts += [facts(list(_findings(summary))), ""]
-    if rows:
-        parts += [Text("Remarks", style="bold cyan"), facts(rows), ""]
+    parts += [Text("What these figures are", style="bold cyan"), facts(rows), ""]
     parts += [Text(f"next: {step}", style="dim") for step in summary.next_steps]
     return Lines(*parts)
 
@@ -52,7 +51,6 @@ def _table(groups: tuple[Group, ...]) -> Table:
     table.add_column("period", overflow="fold")
     table.add_column("length with bonus", no_wrap=True)
     table.add_column("rounds", justify="right", no_wrap=True)
-    table.add_column("the printed length counts", overflow="fold")
     for group in groups:
         pooled = group.pooled
         table.add_row(
@@ -61,17 +59,18 @@ def _table(groups: tuple[Group, ...]) -> Table:
             _period(group),
             Text(_range(group) if pooled is None else interval(pooled.length)),
             "-" if pooled is None or pooled.rounds is None else _rounds(pooled.rounds),
-            Text(group.meaning),
         )
     return table
 
 
 def _findings(summary: Summary) -> Iterator[tuple[str, str]]:
     best = summary.best
-    if best is not None:
+    if best is None:
+        yield "length", "none: what was read does not determine one, or is of no round at all"
+    else:
         yield "length", f"{interval(best.length)} tokens a round, bonus token counted: {best.length_how}"
         if best.rounds is not None and not best.rounds.is_counted:
-            yield "rounds", f"about {_rounds(best.rounds)}: {best.rounds.how}"
+            yield "rounds", f"{_rounds(best.rounds)}: {best.rounds.how}"
         if best.accept_rate_at:
             rates = " ".join(f"{rate.value:.3f}" for rate in best.accept_rate_at)
             yield "accepted at least 1, 2, …", f"{rates} (of all rounds: joint rates)"
@@ -95,6 +94,7 @@ def _findings(summary: Summary) -> Iterator[tuple[str, str]]:
 
 def _notes(group: Group) -> Iterator[tuple[str, str]]:
     name = f"{group.tool} {group.format}"
+    yield name, f"length is {group.meaning}"
     if len(group.sources) > 1:
         shown = ", ".join(group.sources[:8]) + (", …" if len(group.sources) > 8 else "")
         yield name, f"{len(group.sources)} sources: {shown}"
@@ -134,4 +134,4 @@ def _rounds(rounds: RoundsEstimate) -> str:
 
 def _trend(trend: Trend) -> str:
     ends = f"[{trend.low:+.4f}, {trend.high:+.4f}]"
-    return f"{trend.slope:+.4f} {ends} per {trend.unit}, {trend.change:+.3f} in all, of {trend.points:,} readings"
+    return f"{trend.change:+.3f} in all, {trend.slope:+.4f} {ends} per {trend.unit}, of {trend.points:,} readings"

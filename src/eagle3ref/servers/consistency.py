@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from eagle3ref.servers.rate.inference import infer_rate
 from eagle3ref.servers.reading import Reading
@@ -13,14 +14,37 @@ from eagle3ref.servers.rounded import Rounded
 _STRICT_TOOLS = ("vLLM", "llama.cpp", "ik_llama.cpp", "tokenspeed")  # rate = accepted / proposed, and always was
 _RATE_CHECKED_ELSEWHERE = ("/v1/loads", "decode log", "/metrics gauge")  # by ``Evidence.rate``, over all lines
 _DEEPEST_TREE = 64
+_COUNTS = (
+    *("rounds", "accepted_drafts", "proposed_drafts", "completion_tokens", "prompt_tokens", "cached_tokens"),
+    *("num_steps", "topk", "num_draft_tokens", "running_requests"),
+)
+_LISTS_OF_COUNTS = ("histogram", "accepted_by_round", "accepted_drafts_at")
 
 
 def completed(reading: Reading) -> Reading:
     """The reading with what its figures imply filled in, and a remark for each contradiction among them."""
-    for fill_in in (_without_depth_0, _length_kind, _rounds, _num_steps, _conditional, _counts_by_depth):
+    for fill_in in (
+        _without_negatives,
+        _without_depth_0,
+        _length_kind,
+        _rounds,
+        _num_steps,
+        _conditional,
+        _counts_by_depth,
+    ):
         reading = fill_in(reading)
     remarks = tuple(_contradictions(reading))
     return replace(reading, remarks=(*reading.remarks, *remarks)) if remarks else reading
+
+
+def _without_negatives(reading: Reading) -> Reading:
+    """Counts below 0 are none; what else the reading says stays."""
+    odd: dict[str, Any] = {name: None for name in _COUNTS if (getattr(reading, name) or 0) < 0}
+    odd |= {name: () for name in _LISTS_OF_COUNTS if min(getattr(reading, name), default=0) < 0}
+    if not odd:
+        return reading
+    names = ", ".join(name.replace("_", " ") for name in odd)
+    return replace(reading, **odd, remarks=(*reading.remarks, f"Below 0, and left out: {names}."))
 
 
 def _without_depth_0(reading: Reading) -> Reading:
@@ -132,8 +156,9 @@ def _contradictions(reading: Reading) -> Iterator[str]:
 
 def _impossible(reading: Reading) -> Iterator[str]:
     length, steps, rate = reading.length_with_bonus, reading.num_steps, reading.accept_rate
-    if length is not None and length.high < 1:
-        yield f"A length of {length.value:.2f} is below 1: every round commits at least one token."
+    printed = reading.accept_length
+    if printed is not None and printed.high < 1 and reading.length_kind != "without_bonus":
+        yield f"A length of {printed.value:.2f} is below 1, and left out: every round commits at least one token."
     if length is not None and steps is not None and length.low > steps + 1:
         yield f"A length of {length.value:.2f} is more than {steps} drafts and a bonus token can give."
     if rate is not None and rate.low > 1:

@@ -23,14 +23,10 @@ _LONGEST_LINE = 1 << 26  # characters; no answer with its token ids is as long
 _POLL_SECONDS = 0.5
 
 
-def _xz(file: BinaryIO) -> BinaryIO:
-    return cast(BinaryIO, lzma.LZMAFile(file, "rb"))
-
-
-_OPENERS: tuple[tuple[bytes, Callable[[BinaryIO], BinaryIO]], ...] = (
-    (b"\x1f\x8b", lambda file: cast(BinaryIO, gzip.GzipFile(fileobj=file))),
-    (b"BZh", lambda file: cast(BinaryIO, bz2.BZ2File(file))),
-    (b"\xfd7zXZ\x00", _xz),
+_OPENERS: tuple[tuple[bytes, Callable[[BinaryIO], io.BufferedIOBase]], ...] = (
+    (b"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
+    (b"BZh", bz2.BZ2File),
+    (b"\xfd7zXZ\x00", lzma.LZMAFile),
 )
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError)
@@ -135,10 +131,10 @@ def _blocks(file: io.BufferedReader) -> Iterator[bytes]:
         yield block
 
 
-def _unpacked_blocks(file: BinaryIO) -> Iterator[bytes]:
+def _unpacked_blocks(file: io.BufferedIOBase) -> Iterator[bytes]:
     while True:
         try:
-            block = file.read(_BLOCK)
+            block = file.read1(_BLOCK)  # read() would wait for a whole block, and lose what it has when the file ends
         except _BROKEN as error:
             raise CutArchiveError(str(error)) from error
         if not block:

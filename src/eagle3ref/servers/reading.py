@@ -114,7 +114,8 @@ class Reading:
     def length_with_bonus(self) -> Rounded | None:
         """Committed tokens per round, bonus counted, prefill not: from integers where there are any.
 
-        None where only the figure ``completion_per_round`` is known, which does not determine it, or nothing is.
+        None where only the figure ``completion_per_round`` is known, which does not determine it, or nothing is; and
+        where it is below 1, which no rounds give.
         """
         if self.rounds and self.accepted_drafts is not None:
             return Rounded.exactly(1 + self.accepted_drafts / self.rounds)
@@ -123,7 +124,7 @@ class Reading:
             return None
         if self.length_kind == "without_bonus":
             return Rounded(printed.value + 1, printed.low + 1, printed.high + 1)
-        return printed
+        return printed if printed.high >= 1 else None
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,11 @@ class Rounded:
         digits = text.strip()
         mantissa, _, exponent = digits.removesuffix("%").strip().replace(",", "").lower().partition("e")
         whole, _, decimals = mantissa.partition(".")
+        if not digits.isascii() or "_" in digits or len(digits) > _LARGEST_POWER:  # int() takes more than servers print
+            raise ValueError(f"{digits[:20]!r} is no decimal number")
         units = int(whole + decimals)  # of the last digit; whole numbers divide without a rounding of their own
         power = int(exponent or 0) - len(decimals) - (2 if digits.endswith("%") else 0)
-        if abs(power) > _LARGEST_POWER:
+        if abs(power) > _LARGEST_POWER or len(whole + decimals) + power > _LARGEST_POWER:
             raise ValueError(f"{text!r} is out of range")
         up, down = 10 ** max(power, 0), 2 * 10 ** max(-power, 0)
         value, low, high = (number * up / down for number in (2 * units, 2 * units - 1, 2 * units + 1))

@@ -64,7 +64,7 @@ class Connection:
         api_key: sent as a bearer token; None for none.
 
     Raises:
-        Eagle3RefError: httpx is not installed, or no http or https URL.
+        Eagle3RefError: httpx is not installed, or no http or https URL of a host, a port and a path.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -79,9 +79,15 @@ class Connection:
             ) from error
         self.url = _base(url)
         try:
-            httpx.URL(self.url)
+            parts = httpx.URL(self.url)
         except httpx.InvalidURL as error:
             raise _no_url(url, str(error)) from error
+        if parts.userinfo:  # it would stand in the journal, and in every message
+            raise _no_url(f"{parts.scheme}://…@{parts.host}", "a user or password, which only the API key may be")
+        if parts.port is not None and not 0 < parts.port < 65536:
+            raise _no_url(url, "no port between 1 and 65535")
+        if parts.query or parts.fragment:
+            raise _no_url(url, "a query or fragment, behind which no path can be put")
         self._errors = httpx
         self._client = httpx.AsyncClient(
             headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},

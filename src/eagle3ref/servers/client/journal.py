@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from datetime import datetime, timezone
@@ -12,12 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from eagle3ref.durable import LOCK_FILE, PARTIAL, lock_folder, replace_file, write_line
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.servers.client.http import Failure
 from eagle3ref.servers.client.record import EVENTS_FILE, SERVER_FILE, Record, is_journal, read_record, refused_by_system
 
-_LOCK_FILE = ".lock"
-_PARTIAL = ".partial"
 _SAME_FACTS = ("engine", "version", "model", "draft", "algorithm", "num_steps", "topk", "num_draft_tokens")
 
 
@@ -47,8 +44,8 @@ class Journal:
                 folder.mkdir(parents=True, exist_ok=True)
                 lock = on_error.enter_context(_locked(folder))
                 if not (folder / SERVER_FILE).exists():
-                    _replace(folder / EVENTS_FILE, b"")
-                    _replace(folder / SERVER_FILE, json.dumps(server, indent=1).encode())
+                    replace_file(folder / EVENTS_FILE, b"")
+                    replace_file(folder / SERVER_FILE, json.dumps(server, indent=1).encode())
                 record = read_record(folder)
                 _refuse_other(folder, record.server, server)
                 on_error.pop_all()
@@ -89,47 +86,20 @@ class Journal:
         event["time"] = datetime.now(timezone.utc).replace(tzinfo=None).isoformat()
         line = json.dumps(event) + "\n"
         try:
-            with (self._folder / EVENTS_FILE).open("r+b") as file:
-                # Not append mode: a line that a kill or a full disk cut short is written over by the next one.
-                file.seek(self._size)
-                file.truncate()
-                file.write(line.encode())
-                file.flush()
-                os.fsync(file.fileno())
-                self._size = file.tell()
+            self._size = write_line(self._folder / EVENTS_FILE, self._size, line.encode())
         except OSError as error:
             raise refused_by_system(self._folder, error) from error
         self.record.take(event)
 
 
-def _replace(path: Path, data: bytes) -> None:
-    partial = path.with_name(path.name + _PARTIAL)
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    # The name is on the disk only when the folder is.
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _locked(folder: Path) -> BinaryIO:
-    lock = (folder / _LOCK_FILE).open("ab")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise Eagle3RefError(
-            f"opening the journal {folder}",
-            found="another run that has it open",
-            expected="one run at a time",
-            action="Wait for it to end, or give another folder.",
-        ) from error
-    return lock
+    refusal = Eagle3RefError(
+        f"opening the journal {folder}",
+        found="another run that has it open",
+        expected="one run at a time",
+        action="Wait for it to end, or give another folder.",
+    )
+    return lock_folder(folder, refusal)
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -138,7 +108,7 @@ def _refuse_foreign(folder: Path) -> None:
         return
     found = "a file"
     if folder.is_dir():
-        left_over = {_LOCK_FILE, SERVER_FILE + _PARTIAL, EVENTS_FILE + _PARTIAL}
+        left_over = {LOCK_FILE, SERVER_FILE + PARTIAL, EVENTS_FILE + PARTIAL}
         foreign = [path for path in sorted(folder.iterdir()) if path.name not in left_over]
         if all(path.name == EVENTS_FILE and path.stat().st_size == 0 for path in foreign):
             return

@@ -43,13 +43,15 @@ def tokens_by_id(prompts: Sequence[Prompt]) -> dict[str, tuple[int, ...]]:
     """The prompts' tokens by their ids, in order.
 
     Raises:
-        Eagle3RefError: no prompt, or two of one id.
+        Eagle3RefError: no prompt, two of one id, or one without a token.
     """
     tokens: dict[str, tuple[int, ...]] = {}
     for prompt in prompts:
         if prompt.id in tokens:
             raise _nothing_sent(f"two prompts of id {prompt.id!r}", "a different id for each")
         tokens[prompt.id] = tuple(prompt.tokens.tolist())
+        if not tokens[prompt.id]:
+            raise _nothing_sent(f"no token in the prompt {prompt.id!r}", "one or more in each")
     if not tokens:
         raise _nothing_sent("no prompt", "at least one")
     return tokens

@@ -12,7 +12,11 @@ from eagle3ref.servers.rounded import Rounded
 # 1,234,567.8 with its separators, 2.50, 2,50 as some locales have it, 1e-5; a dot that ends a sentence is none of it.
 NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?|\.\d+)"
 _VALUE = re.compile(rf"({NUMBER}\s*%?|True|False|true|false)(?![\w])")
-_FIELD = re.compile(rf"([#@A-Za-z_][^:=,;|#{{}}\[\]\"\n]*)[:=]\s*({NUMBER}\s*%?|True|False)")
+_FIELD = re.compile(rf"([#@A-Za-z_][^:=,;|#{{}}\[\]\"\n]{{0,79}})[:=]\s*({NUMBER}\s*%?|True|False)")
+# In a list, a comma stands between two numbers, never within one.
+_LIST_COMMAS, _SPACED_PERCENT = re.compile(r"[\s,]+"), re.compile(r"\s+%")
+_LARGEST = 1e18  # no server counted so far
+_DEEPEST = 1000  # accepted drafts of a round; a histogram beyond is none
 _LONGEST = 20_000  # characters; a line of figures is far shorter
 _SEPARATORS = re.compile(r"[\s_\-]+")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
@@ -40,11 +44,14 @@ def first_value(text: str) -> str | None:
 
 def numbers_after(text: str, name: str) -> tuple[str, ...]:
     """The list of numbers that follows a name: ``"rate: 0.6, 0.4"``, ``"rate = (0.6, 0.4)"``, ``"[0.6, 0.4]"``."""
-    match = re.search(rf"{name}\s*[:=]?\s*[\[(]?\s*((?:{NUMBER}\s*%?[\s,]*)+)(?![\w.])", text, re.IGNORECASE)
-    if match is None:
+    # The list first and its numbers then: one pattern for both would try every way to part a long row of digits.
+    listed = re.search(rf"{name}\s*[:=]?\s*[\[(]?\s*((?:\d[eE][-+]?\d|[\d.,%\s])+)", text, re.IGNORECASE)
+    if listed is None:
         return ()
-    # In a list, a comma stands between two numbers, never within one.
-    return tuple(re.findall(r"\d*\.?\d+(?:[eE][-+]?\d+)?\s*%?", match[1]))
+    numbers = _LIST_COMMAS.split(_SPACED_PERCENT.sub("%", listed[1]).strip(" \t,"))
+    if text[listed.end() : listed.end() + 1].isalnum() and not listed[1][-1].isspace():  # 12 of "12tokens"
+        numbers.pop()
+    return tuple(number.rstrip(".") for number in numbers if number.strip("."))
 
 
 @functools.lru_cache(maxsize=1 << 16)  # a log repeats its few thousand figures for ever
@@ -83,15 +90,15 @@ def rates(texts: Iterator[str] | tuple[str, ...]) -> tuple[Rounded, ...]:
 
 
 def figure(value: Any) -> Rounded | None:
-    """A number of a JSON object or a gauge; None for null, nan and what is no number.
+    """A number of a JSON object or a gauge; None for null, nan, 1e400 and what is no number.
 
     Who wrote it may have rounded it before, to two decimals or more: 2.39 is within 0.005, 2.390625 within its last.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
         return None
-    digits = repr(value)
+    digits = repr(value) if abs(value) < _LARGEST else ""
     decimals = len(digits.partition(".")[2])
-    return Rounded.printed(digits if "e" in digits or decimals >= 2 else f"{value:.2f}")
+    return rounded(digits if "e" in digits or decimals >= 2 else digits and f"{value:.2f}")
 
 
 def count(value: Any) -> int | None:
@@ -106,6 +113,8 @@ def counts(value: Any) -> tuple[int, ...]:
         try:
             by_index = {int(key): number for key, number in value.items()}
         except (TypeError, ValueError):
+            return ()
+        if max(by_index, default=0) > _DEEPEST:
             return ()
         value = [by_index.get(index, 0) for index in range(max(by_index, default=-1) + 1)] if by_index else []
     if not isinstance(value, list | tuple):

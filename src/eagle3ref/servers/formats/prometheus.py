@@ -24,6 +24,7 @@ _VLLM_COUNTERS: Mapping[str, str] = {
     "vllm:spec_decode_num_draft_tokens": "proposed_drafts",
     "vllm:spec_decode_num_accepted_tokens": "accepted_drafts",
 }
+_SGLANG_COUNTERS = ("sglang:spec_verify_calls", "sglang:generation_tokens")
 _HEALTH_REMARK = "Tokens of prefills and of GET /health are among those counted."
 _VLLM_BY_DEPTH = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
@@ -103,7 +104,11 @@ class MetricsPage:
         if sample.name.endswith("_created"):
             self._timestamps += 1
             return None
-        return sample if math.isfinite(sample.value) else None
+        is_counter = sample.name in _VLLM_COUNTERS or sample.name in (_VLLM_BY_DEPTH, *_SGLANG_COUNTERS)
+        if not math.isfinite(sample.value) or (is_counter and not (sample.value >= 0 and sample.value.is_integer())):
+            self._unreadable += is_counter
+            return None
+        return sample
 
     def finish(self) -> Statements:
         """As ``BlockReader``."""
@@ -124,6 +129,7 @@ class MetricsPage:
         if found:
             return found
         what = "timestamp metric" if timestamps and not samples else "metrics without speculation"
+        what = "metrics that could not be read" if unreadable else what
         tool = "vLLM" if lines[0].text.lstrip("# HELPTY").startswith("vllm") else "SGLang"
         return [NotAcceptance(tool, what, lines[0].number, lines[0].raw)]
 
@@ -221,7 +227,7 @@ def _sglang_counters(samples: Iterable[_Sample], at: Mapping[str, Any]) -> State
     totals: dict[str, float] = defaultdict(float)
     for sample in samples:
         totals[sample.name] += sample.value
-    rounds, tokens = int(totals["sglang:spec_verify_calls"]), int(totals["sglang:generation_tokens"])
+    rounds, tokens = (int(totals[name]) for name in _SGLANG_COUNTERS)
     if not rounds:
         return []
     reading = Reading(

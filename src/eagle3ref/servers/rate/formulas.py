@@ -17,7 +17,7 @@ class RateFormula:
         counts_bonus: whether the bonus token is above the line.
         num_draft_tokens: what is below the line minus num_draft_tokens; None if that is not below it.
         num_steps: what is below the line minus num_steps; None if that is not below it.
-        since: ISO date of the pull request that wrote it; "" if it was always there.
+        since: ISO date of the pull request that wrote it into SGLang; a tool of its own had its own from the start.
         where: who printed it, and when.
         is_released: whether a release had it; the others are thought of last.
     """
@@ -43,11 +43,11 @@ class RateFormula:
 FORMULAS = (
     RateFormula("length / num_draft_tokens", True, 0, None, "2025-11-13", "SGLang 0.5.5.post3 to 0.5.10 (PR #13212)"),
     RateFormula(
-        *("(length - 1) / (num_draft_tokens - 1)", False, -1, None, ""),
+        *("(length - 1) / (num_draft_tokens - 1)", False, -1, None, "2026-04-23"),
         "SGLang since 0.5.11 (PR #23530); of a chain also vLLM, tokenspeed and SGLang's request fields",
     ),
     RateFormula("length / (num_steps + 1)", True, None, 1, "2025-10-13", "SGLang 0.5.3.post2 to 0.5.5.post2"),
-    RateFormula("(length - 1) / num_steps", False, None, 0, "", "vLLM, NeMo Automodel"),
+    RateFormula("(length - 1) / num_steps", False, None, 0, "2026-04-23", "vLLM, NeMo Automodel; SGLang of a chain"),
     RateFormula(
         "length / num_steps",
         True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime
 
 from eagle3ref.engines import engine_profile
@@ -15,6 +15,7 @@ from eagle3ref.servers.rounded import Rounded
 
 Pair = tuple[Rounded, Rounded]  # length with bonus, rate
 
+_FEWEST_OF_A_SERVER = 4  # lines; fewer fit some formula by chance
 _LARGEST_TREE = 128  # draft tokens; SGLang's examples end at 64
 
 
@@ -37,9 +38,9 @@ def infer_rate(
         num_draft_tokens: of the server, if known, the root counted.
         num_steps: likewise.
         topk: likewise; 1 makes num_draft_tokens num_steps + 1.
-        when: the line was printed: a formula that was not yet written is not meant.
+        when: the line was printed: a formula that SGLang had not yet is not meant.
         engine: ``"sglang==0.5.9"``: its profile names the formula.
-        strict: the tool is known to count drafts only.
+        strict: the tool is known to count drafts only, and to have done so always.
 
     Raises:
         Eagle3RefError: an engine that is not known.
@@ -83,16 +84,17 @@ def infer_rates(
     allowed, remarks = _allowed(engine, strict)
     found: list[RateReading] = []
     for formula in _candidates(num_draft_tokens, num_steps):
-        reading = _reading(formula, counted, num_draft_tokens, num_steps, when)
+        reading = _reading(formula, counted, num_draft_tokens, num_steps, None if strict else when)
         if reading is not None and (allowed is None or formula.name in allowed):
             found.append(reading)
     possible = [reading for reading in found if reading.possible_then]
-    if found and not possible:
-        remarks += ("The formula that fits had not been written at the date of the line.",)
     likely = [reading for reading in possible or found if reading.formula.is_released]
     kept = _distinct(likely or possible or found)
+    remarks += tuple(_of_dates(found, possible, kept, when))
     misfits = min((_misfits(reading, counted) for reading in kept), default=0)
     kept = [reading for reading in kept if _misfits(reading, counted) == misfits]
+    if not kept:
+        remarks += tuple(_two_servers(counted, allowed, num_draft_tokens, num_steps))
     if misfits:
         remarks += (f"{misfits:,} of {counted.total():,} lines fit no reading.",)
     verdict: Verdict = "none" if not kept else "one" if len(kept) == 1 else "several"
@@ -125,11 +127,8 @@ def _reading(
     num_steps: int | None,
     when: date | None,
 ) -> RateReading | None:
-    divisor = formula.divisor(num_draft_tokens, num_steps)
-    # A tree of num_steps levels has at least one node a level.
-    least = 1 if num_steps is None else num_steps + (1 if formula.counts_bonus else 0)
-    divisors = range(least, _LARGEST_TREE + 1) if divisor is None else (divisor,)
-    matches = {d: sum(n for pair, n in counted.items() if _fits(formula, pair, d)) for d in divisors if d >= 1}
+    divisors = _divisors(formula, num_draft_tokens, num_steps)
+    matches = {d: sum(n for pair, n in counted.items() if _fits(formula, pair, d)) for d in divisors}
     best = max(matches.values(), default=0)
     if not best or counted.total() - best > _odd_lines(counted.total()):
         return None
@@ -140,6 +139,16 @@ def _reading(
         when is None or when.year == NO_YEAR or not formula.since or _day(when) >= date.fromisoformat(formula.since)
     )
     return RateReading(formula, tuple(fits), trees, steps, _strict_rate(counted, trees, steps), possible)
+
+
+def _divisors(formula: RateFormula, num_draft_tokens: int | None, num_steps: int | None) -> Sequence[int]:
+    """What may stand below the line: one number with these settings, or all of plausible trees."""
+    divisor = formula.divisor(num_draft_tokens, num_steps)
+    if divisor is not None:
+        return (divisor,) if divisor >= 1 else ()
+    # A tree of num_steps levels has at least one node a level.
+    least = 1 if num_steps is None else num_steps + (1 if formula.counts_bonus else 0)
+    return range(least, _LARGEST_TREE + 1)
 
 
 def _odd_lines(total: int) -> int:
@@ -184,6 +193,45 @@ def _distinct(readings: Sequence[RateReading]) -> list[RateReading]:
     for reading in readings:
         kept.setdefault((reading.formula.counts_bonus, reading.divisors), reading)
     return list(kept.values())
+
+
+def _of_dates(
+    found: Sequence[RateReading], possible: Sequence[RateReading], kept: Sequence[RateReading], when: date | None
+) -> Iterator[str]:
+    """What the date of the lines excludes, or contradicts."""
+    if when is None or len(possible) == len(found):
+        return
+    if not possible:
+        first = kept[0].formula
+        yield (
+            f"That contradicts the date: SGLang has {first.name} since {first.since}, and the lines are of "
+            f"{_day(when)}. The clock is wrong, or the build is newer than its date or patched, or the formula another."
+        )
+    divided = {(reading.formula.counts_bonus, reading.divisors) for reading in kept}
+    for reading in found if possible else ():
+        if not reading.possible_then and (reading.formula.counts_bonus, reading.divisors) not in divided:
+            yield f"Excluded by the date {_day(when)}: {reading.formula.name}, in SGLang since {reading.formula.since}."
+
+
+def _two_servers(
+    counted: Counter[Pair], allowed: set[str] | None, num_draft_tokens: int | None, num_steps: int | None
+) -> Iterator[str]:
+    """Whether the lines fall into two groups of which each has its formula."""
+    total = counted.total()
+    formulas = [f for f in _candidates(num_draft_tokens, num_steps) if allowed is None or f.name in allowed]
+    named: list[str] = []
+    rest = counted
+    for _ in range(2):
+        ways = [(formula, d) for formula in formulas for d in _divisors(formula, num_draft_tokens, num_steps)]
+        fitting = {way: [pair for pair in rest if _fits(way[0], pair, way[1])] for way in ways}
+        best = max(ways, key=lambda way: sum(rest[pair] for pair in fitting[way]), default=None)
+        number = sum(rest[pair] for pair in fitting[best]) if best else 0
+        if best is None or number < max(_FEWEST_OF_A_SERVER, total // 10):
+            return
+        named.append(f"{number:,} are {best[0].name} with {best[1]} below the line")
+        rest = Counter({pair: n for pair, n in rest.items() if pair not in fitting[best]})
+    if rest.total() <= _odd_lines(total):
+        yield f"Lines of two servers, or of two settings: {' and '.join(named)}. Read them apart."
 
 
 def _misfits(reading: RateReading, counted: Counter[Pair]) -> int:
