@@ -1,6 +1,7 @@
 """Shared by all tests: Triton's interpreter where there is no GPU, skips that say what is missing, a fixed seed."""
 
 import os
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 # crawl on a machine that others use too.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# A shell starts what runs in its background deaf to Ctrl-C, and so would be the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Triton reads this when a kernel is decorated, so it is set before any test module imports one.
 if not torch.cuda.is_available():
@@ -39,3 +43,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _fixed_seed() -> None:
     """Weights that a test lets PyTorch initialise are the same in every order of the tests."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def impatient_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of servers that waits hundredths of a second, and knows no key of this machine's user."""
+    monkeypatch.setattr("eagle3ref.servers.client.pages._SETTLING", 0.01)
+    monkeypatch.setattr("eagle3ref.servers.client.sending.FIRST_PAUSE", 0.01)
+    monkeypatch.delenv("EAGLE3REF_API_KEY", raising=False)

@@ -66,6 +66,7 @@ def vllm_answers(server: Server) -> tuple[Reading, ...]:
     )
 
 
+@cache
 def trace_of(server: Server) -> e3.Trace:
     """Greedy: the target's own text, as long as the longest answer. Sampled: the server's own answers."""
     if server.temperature == 0:

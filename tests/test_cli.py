@@ -342,10 +342,10 @@ def test_names_and_encodings_that_cannot_be_printed_do_not_matter(tmp_path: Path
 
 
 def test_a_reader_that_goes_away_is_no_disagreement(folder: Path) -> None:
-    """Would catch `eagle3ref replay ... | head` ending with 1, which says that something was checked and is wrong."""
+    """Would catch `eagle3ref inspect ... | head` ending with 1, which says that something was checked and is wrong."""
     reader, writer = os.pipe()
     os.close(reader)
-    done = run_process("replay", folder / "trace", folder / "draft", stdout=writer)
+    done = run_process("inspect", folder / "trace", stdout=writer)
     os.close(writer)
     assert done.returncode == 141, done.stderr
     assert "Traceback" not in done.stderr
@@ -356,7 +356,7 @@ def test_a_reader_that_goes_away_is_no_disagreement(folder: Path) -> None:
 def test_a_report_that_cannot_be_written_ends_with_2(folder: Path) -> None:
     """Would catch success or a traceback for a report that went into a full disk."""
     with Path("/dev/full").open("w") as full:
-        done = run_process("replay", folder / "trace", folder / "draft", "--json", stdout=full.fileno())
+        done = run_process("inspect", folder / "trace", stdout=full.fileno())
     assert done.returncode == 2
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr

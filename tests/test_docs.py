@@ -81,6 +81,12 @@ def test_relative_links_resolve(path: Path) -> None:
         assert not fragment or fragment in anchors(linked.read_text(encoding="utf-8")), link
 
 
+def test_every_page_is_linked_from_the_readme() -> None:
+    """A page that nobody finds."""
+    linked = set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
+    assert {f"docs/{path.name}" for path in DOCS[1:]} <= linked
+
+
 @each_document
 def test_names_exist(path: Path) -> None:
     """A public name that was renamed in the code only."""

@@ -17,15 +17,18 @@ MEASURE = """
 import json, sys, time
 import torch
 before = set(sys.modules)
-start = time.perf_counter()
+start = time.process_time()
 import eagle3ref
-seconds = time.perf_counter() - start
+seconds = time.process_time() - start
 print(json.dumps({"seconds": seconds, "modules": sorted(set(sys.modules) - before)}))
 """
 
 
 def measure_import() -> tuple[float, set[str]]:
-    """Seconds that the import adds after torch, and the top-level packages that it brings in."""
+    """CPU seconds that the import adds after torch, and the top-level packages that it brings in.
+
+    CPU time, since a busy machine makes everything slow by the clock on the wall.
+    """
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-c", MEASURE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -35,11 +38,11 @@ def measure_import() -> tuple[float, set[str]]:
 
 def test_import_is_quick_and_light() -> None:
     """Would catch a heavy library imported at the top of a module instead of where it is used."""
-    measured = [measure_import() for _ in range(3)]
-    _, packages = measured[0]
+    seconds, packages = measure_import()
     assert "eagle3ref" in packages
     assert packages & HEAVY == set()
-    assert min(seconds for seconds, _ in measured) < 0.5
+    # A machine that is short of memory bandwidth slows CPU time too: one quick import of three is enough.
+    assert seconds < 0.5 or min(measure_import()[0] for _ in range(2)) < 0.5
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ PACKAGE = "eagle3ref"
 ORDER = (
     "errors",
     "version",
+    "durable",
     "config",
     "weights",
     "statistics",

@@ -15,6 +15,7 @@ from types import FrameType
 import pytest
 from trace_parts import contents, make_header, make_sequence, record, refused, same, sequence_file
 
+from eagle3ref import durable
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.trace import RecordedSampling, Trace, TraceWriter, writer
 
@@ -238,11 +239,11 @@ def check_killed(folder: Path, told: Iterable[str]) -> None:
 
 
 def states_on_the_way(job: Callable[[], object], look: Callable[[], State]) -> set[State]:
-    """What a SIGKILL would leave at each line of the writer: all that has gone to the kernel by then."""
+    """What a SIGKILL would leave at each line of the writer and below it: all that has gone to the kernel by then."""
     states = set()
 
     def before_line(frame: FrameType, event: str, _: object) -> object:
-        if frame.f_code.co_filename != writer.__file__:
+        if frame.f_code.co_filename not in (writer.__file__, durable.__file__):
             return None
         if event == "line":
             states.add(look())

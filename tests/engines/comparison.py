@@ -8,6 +8,7 @@ behind their end is not known, and is not compared.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import zip_longest
@@ -104,7 +105,13 @@ def greedy_trace(pair: Pair, num_prompts: int, max_new_tokens: int) -> e3.Trace:
     return capture(pair, [answer[: max_new_tokens + LOOKAHEAD] for answer in answers])
 
 
-def capture(pair: Pair, answers: list[list[int]]) -> e3.Trace:
+def capture(pair: Pair, answers: Iterable[Iterable[int]]) -> e3.Trace:
+    """A trace of these answers to the first prompts, made once."""
+    return _capture(pair, tuple(map(tuple, answers)))
+
+
+@cache
+def _capture(pair: Pair, answers: tuple[tuple[int, ...], ...]) -> e3.Trace:
     folder = tempfile.mkdtemp(prefix="eagle3ref-engines-")
     recorded = [e3.Prompt(str(i), prompts(pair)[i], torch.tensor(answer)) for i, answer in enumerate(answers)]
     return e3.capture(target(pair), recorded, Path(folder) / "trace", capture_points=CAPTURED)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 from collections.abc import KeysView
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from eagle3ref.durable import LOCK_FILE, PARTIAL, lock_folder, replace_file, write_line
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.trace.access import writing
 from eagle3ref.trace.format import HEADER_FILE, MANIFEST_FILE, file_size, read_index
@@ -18,9 +17,6 @@ from eagle3ref.trace.header import TraceHeader
 from eagle3ref.trace.manifest import SEQUENCE_FILE, ManifestEntry, file_name, manifest_line
 from eagle3ref.trace.sequence import RecordedSequence
 from eagle3ref.trace.storage import encode_sequence
-
-_LOCK_FILE = ".lock"
-_PARTIAL = ".partial"
 
 
 class TraceWriter:
@@ -63,8 +59,8 @@ class TraceWriter:
             lock = on_error.enter_context(_lock(folder))
             if not (folder / HEADER_FILE).exists():
                 # The header comes last: with it the folder is a trace, and a trace has a manifest.
-                _write(folder / MANIFEST_FILE, b"")
-                _write(folder / HEADER_FILE, header.to_json().encode())
+                replace_file(folder / MANIFEST_FILE, b"")
+                replace_file(folder / HEADER_FILE, header.to_json().encode())
             recorded, entries = read_index(folder)
             _refuse_other_header(folder, recorded, header)
             kept = tuple(entry for entry in entries if file_size(folder / entry.file) == entry.bytes)
@@ -110,7 +106,9 @@ class TraceWriter:
             num_tokens=len(sequence.tokens),
         )
         with writing(self._folder):
-            _write(self._folder / entry.file, data)
+            # No file is left to the writer of safetensors: it would be for the owner's eyes only, and a kill would
+            # leave a temporary file of a name that nobody can tell from somebody else's.
+            replace_file(self._folder / entry.file, data)
             self._append(entry)
 
     def _check(self, sequence: RecordedSequence) -> None:
@@ -130,21 +128,15 @@ class TraceWriter:
         sequence.check_finite()
 
     def _append(self, entry: ManifestEntry) -> None:
-        with (self._folder / MANIFEST_FILE).open("r+b") as manifest:
-            # Not append mode: a line that a full disk cut short is written over by the next one.
-            manifest.seek(self._manifest_bytes)
-            manifest.truncate()
-            manifest.write(manifest_line(entry))
-            manifest.flush()
-            os.fsync(manifest.fileno())
-            self._manifest_bytes = manifest.tell()
+        manifest = self._folder / MANIFEST_FILE
+        self._manifest_bytes = write_line(manifest, self._manifest_bytes, manifest_line(entry))
         self._entries[entry.id] = entry
 
 
 def _refuse_foreign(folder: Path) -> None:
     """A writer killed before its header leaves the lock and an empty manifest; any other content is someone else's."""
     if folder.is_dir():
-        ours = {_LOCK_FILE, HEADER_FILE + _PARTIAL, MANIFEST_FILE + _PARTIAL}
+        ours = {LOCK_FILE, HEADER_FILE + PARTIAL, MANIFEST_FILE + PARTIAL}
         if not file_size(folder / MANIFEST_FILE):
             ours.add(MANIFEST_FILE)
         if (folder / HEADER_FILE).is_file() or {path.name for path in folder.iterdir()} <= ours:
@@ -171,48 +163,23 @@ def _refuse_other_header(folder: Path, recorded: TraceHeader, header: TraceHeade
 
 
 def _lock(folder: Path) -> BinaryIO:
-    """Goes with its file handle, so a killed writer leaves none behind."""
-    lock = (folder / _LOCK_FILE).open("ab")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise Eagle3RefError(
-            f"writing a trace to {folder}",
-            found="another writer at work in that folder",
-            expected="one writer at a time",
-            action="Wait until it ends, or choose another folder.",
-        ) from error
-    return lock
+    refusal = Eagle3RefError(
+        f"writing a trace to {folder}",
+        found="another writer at work in that folder",
+        expected="one writer at a time",
+        action="Wait until it ends, or choose another folder.",
+    )
+    return lock_folder(folder, refusal)
 
 
 def _repair(folder: Path, entries: tuple[ManifestEntry, ...]) -> None:
     """Make the folder what an undisturbed writer of ``entries`` would have left."""
     manifest = b"".join(manifest_line(entry) for entry in entries)
     if (folder / MANIFEST_FILE).read_bytes() != manifest:
-        _write(folder / MANIFEST_FILE, manifest)
+        replace_file(folder / MANIFEST_FILE, manifest)
     named = {entry.file for entry in entries}
     for path in folder.iterdir():
-        name = path.name.removesuffix(_PARTIAL)
-        leftover = path.name.endswith(_PARTIAL) and name in (HEADER_FILE, MANIFEST_FILE)
+        name = path.name.removesuffix(PARTIAL)
+        leftover = path.name.endswith(PARTIAL) and name in (HEADER_FILE, MANIFEST_FILE)
         if leftover or (SEQUENCE_FILE.fullmatch(name) and path.name not in named):
             path.unlink()
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Onto the disk, then under its name: after a power cut the name is there with all bytes, or not at all.
-
-    No file is left to the writer of safetensors: it would be for the owner's eyes only, and a kill would leave a
-    temporary file of a name that nobody can tell from somebody else's.
-    """
-    partial = path.with_name(path.name + _PARTIAL)
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

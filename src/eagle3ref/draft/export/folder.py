@@ -16,6 +16,7 @@ from eagle3ref.draft.export.capture_ids import capture_ids
 from eagle3ref.draft.export.config_json import config_json
 from eagle3ref.draft.export.layouts import READER, ExportFormat, layer_kind, refuse_losses
 from eagle3ref.draft.model import Eagle3Draft
+from eagle3ref.durable import sync
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.target import SharedWeights, Target, shared_weights
 
@@ -119,17 +120,9 @@ def _write(folder: Path, config: dict[str, object], tensors: dict[str, Tensor]) 
         # safetensors makes its files for the owner's eyes only.
         (partial / "model.safetensors").chmod((partial / "config.json").stat().st_mode)
         for path in (*partial.iterdir(), partial):
-            _sync(path)
+            sync(path)
         partial.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
