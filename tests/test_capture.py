@@ -142,6 +142,10 @@ def test_prompt_files_of_ids_text_and_messages(tmp_path):
     assert sha256 == tokenizer_sha256(folder)
     path.write_text(json.dumps(lines[0]))
     assert e3.read_prompts(path, folder)[1] is None  # token ids alone depend on no tokenizer
+    assert len(e3.read_prompts(path, None)[0]) == 1
+    path.write_text('{"text": "some words"}\n')
+    with pytest.raises(e3.Eagle3RefError, match="text or messages, and no target"):
+        e3.read_prompts(path, None)
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -138,23 +138,16 @@ def record_answers(
 
 
 def _prompts(asked: Asked, trace: Trace | None) -> list[Prompt]:
-    if asked.prompts is None and trace is None:
+    if asked.prompts is not None:
+        return read_prompts(asked.prompts, asked.target)[0]
+    if trace is None:
         raise Eagle3RefError(
             "asking the server",
             found="neither a trace nor --prompts",
             expected="prompts to send",
             action="Give --prompts with a JSONL file, or a trace, whose prompts are sent again.",
         )
-    if asked.prompts is None and trace is not None:
-        return [Prompt(sequence.id, sequence.tokens[: sequence.prompt_length]) for sequence in trace]
-    if asked.prompts is None or asked.target is None:
-        raise Eagle3RefError(
-            f"reading prompts from {asked.prompts}",
-            found="no --target",
-            expected="the target's folder, whose tokenizer and chat template turn text into tokens",
-            action="Give --target.",
-        )
-    return read_prompts(asked.prompts, asked.target)[0]
+    return [Prompt(sequence.id, sequence.tokens[: sequence.prompt_length]) for sequence in trace]
 
 
 def _answers(evidence: Evidence) -> list[Prompt]:

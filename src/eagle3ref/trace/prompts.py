@@ -36,29 +36,41 @@ class Prompt:
     answer: Tensor | None = None
 
 
-def read_prompts(path: str | Path, target_folder: str | Path) -> tuple[list[Prompt], str | None]:
+def read_prompts(path: str | Path, target_folder: str | Path | None) -> tuple[list[Prompt], str | None]:
     """Read a JSONL file: one object a line with ``tokens``, ``text`` or ``messages``.
 
     ``id`` (default: the line number) and ``answer_tokens`` are optional. Text and messages go through the target
-    folder's own tokenizer and chat template; no code of the folder is run.
+    folder's own tokenizer and chat template; no code of the folder is run. Token ids need no folder.
 
     Returns:
         The prompts, and the sha256 of the tokenizer's vocabulary file; None when every prompt came as token ids.
 
     Raises:
-        Eagle3RefError: an unreadable file or line, an empty prompt, a repeated id, or a folder without a tokenizer.
+        Eagle3RefError: an unreadable file or line, an empty prompt, a repeated id, or text and no folder with a
+            tokenizer.
     """
     file = Path(path)
     lines = _lines(file)
     needs_tokenizer = any("tokens" not in fields for _, fields in lines)
-    tokenizer = load_tokenizer(target_folder) if needs_tokenizer else None
+    tokenizer = load_tokenizer(_with_tokenizer(file, target_folder)) if needs_tokenizer else None
     prompts = [_prompt(file, number, fields, tokenizer) for number, fields in lines]
     seen: set[str] = set()
     for prompt, (number, _) in zip(prompts, lines, strict=True):
         if prompt.id in seen:
             _refuse(file, number, f"id {prompt.id!r} for the second time", "a different id on every line")
         seen.add(prompt.id)
-    return prompts, tokenizer_sha256(target_folder) if needs_tokenizer else None
+    return prompts, tokenizer_sha256(_with_tokenizer(file, target_folder)) if needs_tokenizer else None
+
+
+def _with_tokenizer(file: Path, target_folder: str | Path | None) -> str | Path:
+    if target_folder is None:
+        raise Eagle3RefError(
+            f"reading prompts from {file}",
+            found="text or messages, and no target",
+            expected="the target's folder, whose tokenizer and chat template turn text into tokens",
+            action="Give --target, or prompts of token ids.",
+        )
+    return target_folder
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
