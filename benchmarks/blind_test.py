@@ -1,10 +1,9 @@
 """How often is the true cause named? Servers with known faults, of which only what they say is told.
 
-    PYTHONPATH=tests python benchmarks/blind_test.py [--prompts 16] [--kinds llama,gqa,mla] [--told "request fields"]
+    PYTHONPATH=tests python benchmarks/blind_test.py [--prompts 8]
 
 A live decode with no fault, one, or two writes a log and request fields (``tests/faulty_server.py``). The diagnosis
-gets both, or the log alone. Nothing is drawn, so the table is the same on every run of one machine. A run of some pairs
-replaces their rows, and leaves the others.
+gets both, or the log alone. Nothing is drawn anew, so the table is the same on every run of one machine.
 """
 
 from __future__ import annotations
@@ -12,56 +11,63 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from blind import CHAIN, FAULTS, NEW_TOKENS, TWO_FAULTS, Blind, Told, run_blind
+from blind import CHAIN, FAULTS, NEW_TOKENS, SOME_FAULTS, TREE_FAULTS, TREES, TWO_FAULTS, Blind, Told, run_blind
+
+import eagle3ref as e3
 
 RESULTS = Path(__file__).parent / "results" / "blind_test.json"
 KINDS = ("llama", "gqa", "mla")
-CASES: tuple[tuple[str, ...], ...] = ((), *((fault,) for fault in FAULTS), *TWO_FAULTS)
+TEMPERATURE = 0.8
+Case = tuple[str, Told, e3.TreeConfig, float, tuple[str, ...]]
+
+
+def cases() -> Iterator[Case]:
+    """Pair, what is told, tree, temperature, faults; the right server first each time."""
+    single, some = (((), *((fault,) for fault in faults)) for faults in (FAULTS, SOME_FAULTS))
+    for kind in KINDS:
+        yield from ((kind, "request fields", CHAIN, 0.0, faults) for faults in (*single, *TWO_FAULTS))
+        yield from ((kind, "log line", CHAIN, 0.0, faults) for faults in some)
+        yield from ((kind, "request fields", CHAIN, TEMPERATURE, faults) for faults in some)
+    for kind, tree in zip(("gqa", "mla"), TREES, strict=True):
+        yield from ((kind, "request fields", tree, 0.0, faults) for faults in ((), *((f,) for f in TREE_FAULTS)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=16, help="of each pair")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="which pairs")
-    parser.add_argument("--told", choices=get_args(Told), action="append", help="both if not given")
-    arguments = parser.parse_args()
+    parser.add_argument("--prompts", type=int, default=8, help="of each pair")
+    prompts = parser.parse_args().prompts
     warnings.simplefilter("ignore")
-    kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    rows = {(row["pair"], row["told"], row["truth"]): row for row in kept}
-    for kind in arguments.kinds.split(","):
-        for told in arguments.told or get_args(Told):
-            for faults in CASES:
-                found = row(kind, told, run_blind(kind, faults, told, num_prompts=arguments.prompts))
-                found["prompts"] = arguments.prompts
-                rows[found["pair"], found["told"], found["truth"]] = found
-                print(json.dumps(found), flush=True)
-            write(list(rows.values()))
-
-
-def write(rows: list[dict[str, Any]]) -> None:
-    """The table, and its summary, which is printed as well."""
-    settings = {"new_tokens": NEW_TOKENS, "tree": str(CHAIN), "dtype": "float32"}
+    rows = []
+    for kind, told, tree, temperature, faults in cases():
+        run = run_blind(kind, faults, told, num_prompts=prompts, tree=tree, temperature=temperature)
+        rows.append(row(kind, told, tree, temperature, run))
+        print(json.dumps(rows[-1]), flush=True)
+    settings = {"new_tokens": NEW_TOKENS, "prompts": prompts, "dtype": "float32"}
     RESULTS.write_text(json.dumps({**settings, "summary": summary(rows), "rows": rows}, indent=1) + "\n")
     print(json.dumps(summary(rows), indent=1))
 
 
-def row(kind: str, told: Told, blind: Blind) -> dict[str, Any]:
+def row(kind: str, told: Told, tree: e3.TreeConfig, temperature: float, blind: Blind) -> dict[str, Any]:
     """One line of the table."""
     found = blind.diagnosis
     return {
         "pair": kind,
         "told": told,
+        "tree": f"{tree.num_steps}/{tree.topk}/{tree.num_draft_tokens}",
+        "temperature": temperature,
         "truth": blind.name,
         "shows": blind.shows,
         "rank": blind.rank,
         "tied": len(found.leading),
         "in_leading_tie": blind.found,
+        "wrongly_named": found.verdict == "cause named" and not blind.found,
         "verdict": found.verdict,
         "first": found.ranked[0].name,
+        "leading": list(found.names),
         "replays": round(found.cost.replays, 1),
         "hypotheses": found.cost.hypotheses,
     }
@@ -73,25 +79,26 @@ def faults_in(row: dict[str, Any]) -> int:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By pair and by what was told: faults that changed a round are the identifiable ones."""
+    """By setting and faults at once: faults that changed a round are the identifiable ones."""
+    names = ("pair", "told", "tree", "temperature")
     found = []
-    for kind, told, at_once in dict.fromkeys((row["pair"], row["told"], faults_in(row)) for row in rows):
-        some = [row for row in rows if (row["pair"], row["told"]) == (kind, told)]
-        faulty = [row for row in some if row["shows"] and faults_in(row) == at_once]
+    for *setting, at_once in dict.fromkeys((*(row[name] for name in names), faults_in(row)) for row in rows):
+        same = [row for row in rows if [row[name] for name in names] == setting]
+        some = [row for row in same if row["shows"] and faults_in(row) == at_once]
         if not at_once:
             continue
-        ties = sorted(row["tied"] for row in faulty)
+        ties = sorted(row["tied"] for row in some)
         found.append(
             {
-                "pair": kind,
-                "told": told,
+                **dict(zip(names, setting, strict=True)),
                 "at_once": at_once,
-                "identifiable": len(faulty),
-                "alone_first": sum(row["rank"] == 1 and row["tied"] == 1 for row in faulty),
-                "in_leading_tie": sum(row["in_leading_tie"] for row in faulty),
+                "identifiable": len(some),
+                "alone_first": sum(row["in_leading_tie"] and row["tied"] == 1 for row in some),
+                "in_leading_tie": sum(row["in_leading_tie"] for row in some),
+                "wrongly_named": sum(row["wrongly_named"] for row in some),
                 "median_tie": ties[len(ties) // 2] if ties else None,
-                "right_server": next(row["verdict"] for row in some if row["truth"] == "right"),
-                "most_replays": max(row["replays"] for row in some),
+                "right_server": next(row["verdict"] for row in same if row["truth"] == "right"),
+                "most_replays": max(row["replays"] for row in same),
             }
         )
     return found

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Literal
 
 from faulty_server import Served, log_line
-from pair_worlds import World, world
+from pair_worlds import World, sampled_world, world
 
 import eagle3ref as e3
 from eagle3ref.diagnose import Diagnosis, Laboratory, diagnose
@@ -17,6 +17,7 @@ from eagle3ref.servers.evidence.window_rounds import DECODE_LOG_INTERVAL
 
 Told = Literal["request fields", "log line"]
 CHAIN = e3.TreeConfig(3, 1, 4)
+TREES = (e3.TreeConfig(4, 3, 9), e3.TreeConfig(5, 4, 16))
 NEW_TOKENS = 24
 
 # One of each family, and the ones that users report most.
@@ -46,6 +47,9 @@ TWO_FAULTS = (
     ("states-second-zero", "own-rows-kept"),
     ("norm-before-residual-flipped", "capture-third-plus-1"),
 )
+# In trees, at a temperature, and in a log: fewer, and what only trees can have wrong.
+SOME_FAULTS = ("eagle-flag", "capture-third-plus-1", "norm-before-residual-flipped", "d2t-absolute", "own-rows-kept")
+TREE_FAULTS = (*SOME_FAULTS[:-1], "one-step-fewer", "one-draft-token-fewer", "tree-rows-ancestor")
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Blind:
     @property
     def found(self) -> bool:
         """Whether the truth is among the leading ones."""
-        return self.rank is not None and self.rank <= len(self.diagnosis.leading)
+        return bool({self.name, " + ".join(reversed(self.faults))} & set(self.diagnosis.names))
 
 
 @cache
@@ -87,11 +91,20 @@ def laboratory(kind: str, num_prompts: int) -> Laboratory:
 
 
 @cache
-def served(kind: str, num_prompts: int, tree: e3.TreeConfig, faults: tuple[str, ...]) -> tuple[Served, ...]:
+def served(
+    kind: str, num_prompts: int, tree: e3.TreeConfig, faults: tuple[str, ...], temperature: float = 0.0
+) -> tuple[Served, ...]:
     """The answers of a server with these faults."""
-    here = world(kind, num_prompts, NEW_TOKENS)
+    here = world_at(kind, num_prompts, temperature)
     server = here.server(tree, faults)
     return tuple(server.answer(prompt, NEW_TOKENS) for prompt in here.prompts)
+
+
+def world_at(kind: str, num_prompts: int, temperature: float) -> World:
+    """A pair with greedy or with drawn answers."""
+    if temperature:
+        return sampled_world(kind, num_prompts, NEW_TOKENS, temperature)
+    return world(kind, num_prompts, NEW_TOKENS)
 
 
 def log_lines(answers: Sequence[Served]) -> list[str]:
@@ -117,10 +130,21 @@ def evidence_of(here: World, answers: Sequence[Served], told: Told) -> Evidence:
     return Evidence.gather(statements)
 
 
-def run_blind(kind: str, faults: Sequence[str], told: Told, *, num_prompts: int, tree: e3.TreeConfig = CHAIN) -> Blind:
+def run_blind(
+    kind: str,
+    faults: Sequence[str],
+    told: Told,
+    *,
+    num_prompts: int,
+    tree: e3.TreeConfig = CHAIN,
+    temperature: float = 0.0,
+) -> Blind:
     """Serve, and diagnose what was said; the tree is the one of the server's flags."""
-    here, answers = world(kind, num_prompts, NEW_TOKENS), served(kind, num_prompts, tree, tuple(faults))
+    here = world_at(kind, num_prompts, temperature)
+    fewer = [(), *((fault,) for fault in faults if len(faults) > 1), tuple(faults)]
+    *others, answers = (served(kind, num_prompts, tree, some, temperature) for some in fewer)
     found = diagnose(here.trace, here.draft, evidence_of(here, answers, told), tree, target=here.target.target)
-    fewer = [(), *((fault,) for fault in faults if len(faults) > 1)]
-    others = [[one.num_accepted for one in served(kind, num_prompts, tree, some)] for some in fewer]
-    return Blind(tuple(faults), found, [one.num_accepted for one in answers] not in others)
+    shows = not faults or all(
+        [one.num_accepted for one in answers] != [one.num_accepted for one in other] for other in others
+    )
+    return Blind(tuple(faults), found, shows)

@@ -104,6 +104,27 @@ class PlainTarget:
         return self._after[prefix]
 
 
+class SampledTarget(PlainTarget):
+    """The same, but the token that follows is drawn, once for each prefix: so the text is one, whatever is drafted.
+
+    SGLang's target-only sampling: the target draws, and keeps a draft that is the token drawn.
+    """
+
+    def __init__(self, target: e3.Target, temperature: float) -> None:
+        super().__init__(target)
+        self._temperature, self._drawn = temperature, dict[tuple[int, ...], int]()
+
+    @torch.inference_mode()
+    def after(self, prefix: tuple[int, ...]) -> tuple[int, dict[Any, Tensor]]:
+        """As ``PlainTarget.after``."""
+        states = super().after(prefix)[1]
+        if prefix not in self._drawn:
+            probs = (self.target.logits(states["final"][None])[0].float() / self._temperature).softmax(-1)
+            coin = torch.Generator().manual_seed(sum(7**i * token for i, token in enumerate(prefix)) % 2**63)
+            self._drawn[prefix] = int(torch.multinomial(probs, 1, generator=coin))
+        return self._drawn[prefix], states
+
+
 class FaultyServer:
     """Serves a draft of one layer with some faults.
 
@@ -436,20 +457,16 @@ class FaultyServer:
         own = self.tensors.get("lm_head.weight", theirs)
         if self.has("head-random"):
             return torch.randn(own.shape, generator=torch.Generator().manual_seed(0)) * 0.02
-        if self._whole_head:
+        if self.has("head-of-target"):
             return theirs
-        if self.has("head-first-rows"):
+        if self.has("head-first-rows", "eagle-flag", "eagle-flag-pre-norm"):
             return theirs[: len(own)]
         if self.has("head-target-by-d2t"):
             return torch.stack([theirs[i + offset] for i, offset in enumerate(self.d2t)])
         return own
 
-    @property
-    def _whole_head(self) -> bool:
-        return self.has("eagle-flag", "eagle-flag-pre-norm", "head-of-target")
-
     def _target_id(self, draft_id: int) -> int:
-        if self._whole_head or self.has("d2t-ignored"):
+        if self.has("d2t-ignored", "head-of-target", "eagle-flag", "eagle-flag-pre-norm"):
             return draft_id
         if self.has("d2t-absolute"):
             return int(self.d2t[draft_id])

@@ -12,7 +12,7 @@ import torch
 from engines import comparison
 from engines.drafts import write_draft
 from engines.plan import OUTPUT_IDS, POINTS
-from faulty_server import FaultyServer, PlainTarget
+from faulty_server import FaultyServer, PlainTarget, SampledTarget
 
 import eagle3ref as e3
 from eagle3ref import nano
@@ -77,3 +77,24 @@ def world(kind: str, num_prompts: int = 2, new_tokens: int = NEW_TOKENS) -> Worl
     draft = e3.load_draft(folder, target=comparison.target(), capture_points=POINTS, dtype=torch.float32)
     prompts = [prompt.tolist() for prompt in comparison.prompts()]
     return record(comparison.target(), draft, folder, prompts[:num_prompts], new_tokens)
+
+
+@cache
+def sampled_world(kind: str, num_prompts: int, new_tokens: int, temperature: float) -> World:
+    """As ``world``, with answers that the target drew."""
+    here = world(kind, num_prompts, new_tokens)
+    target = SampledTarget(here.target.target, temperature)
+    server = FaultyServer(target, here.folder, here.draft.capture_points, e3.TreeConfig(1, 1, 2))
+    answers = [server.answer(prompt, new_tokens + LOOKAHEAD).tokens for prompt in here.prompts]
+    trace = e3.capture(
+        target.target,
+        [
+            e3.Prompt(str(i), torch.tensor(prompt), torch.tensor(answer))
+            for i, (prompt, answer) in enumerate(zip(here.prompts, answers, strict=True))
+        ],
+        mkdtemp(prefix="eagle3ref-world-"),
+        capture_points=range(target.target.config.num_layers + 1),
+        final_hidden_state=True,
+        sampling=e3.Sampling(temperature=temperature),
+    )
+    return World(target, here.folder, here.draft, here.prompts, new_tokens, trace)

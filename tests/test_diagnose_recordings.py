@@ -12,9 +12,13 @@ from engines.comparison import draft, prompts, target, tree_of
 from engines.drafts import write_draft
 from engines.plan import POINTS, RUNS, Run
 from engines.recording import Recording, read
+from recorded_servers import BY_NAME as SERVERS
+from recorded_servers import request_readings, trace_of
 
 import eagle3ref as e3
-from eagle3ref.diagnose import Diagnosis, Laboratory, diagnose_with
+from eagle3ref.diagnose import RIGHT, Diagnosis, Laboratory, diagnose_with
+from eagle3ref.diagnose.observation import observe
+from eagle3ref.diagnose.scoring import Scoring
 from eagle3ref.servers import Evidence, Reading
 
 pytestmark = pytest.mark.filterwarnings("ignore::eagle3ref.draft.checkpoint.DraftWarning")
@@ -63,7 +67,7 @@ def diagnosis(name: str, folder: Path, *, as_engine: bool = False) -> Diagnosis:
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
-        ("sglang/3-1-4-norm_before_residual", "norm-before-residual-flipped"),
+        pytest.param("sglang/3-1-4-norm_before_residual", "norm-before-residual-flipped", marks=pytest.mark.slow),
         pytest.param("sglang/3-1-4-own_embedding", "embedding-of-target", marks=pytest.mark.slow),
         pytest.param("sglang/3-1-4-fc_norm", "right", marks=pytest.mark.slow),
         pytest.param("vllm/k3-output-ids", "capture-minus-1", marks=pytest.mark.slow),
@@ -83,7 +87,36 @@ def test_what_is_not_in_the_catalogue_fits_nothing(tmp_path: Path) -> None:
     assert diagnosis("sglang/3-1-4-attention_bias", tmp_path).verdict == "none fits"
 
 
+@pytest.mark.slow
 def test_what_the_engine_ignores_is_known_from_its_name(tmp_path: Path) -> None:
     """Catches an engine's own reading that loses against a hypothesis that happens to be the same."""
     found = diagnosis("sglang/3-1-4-attention_bias", tmp_path, as_engine=True)
     assert (found.verdict, found.names) == ("cause named", ("as-engine-reads",))
+
+
+def test_the_founding_fault_is_reproduced_to_the_integer() -> None:
+    """Catches a wrong flag that is wired otherwise than SGLang runs it: its recording has all of 12 requests equal."""
+    server = SERVERS["http/sglang/3-1-4-eagle"]
+    laboratory = Laboratory(trace_of(server), draft(POINTS), tree_of(server), target=target())
+    evidence = Evidence.gather(request_readings(server))
+    scoring = Scoring(laboratory.trace, observe(laboratory.trace, evidence, laboratory.rule), laboratory.predict(RIGHT))
+    by_name = {one.name: one for one in laboratory.hypotheses}
+    scores = {
+        name: scoring.scored(laboratory.predict(by_name[name])).score for name in ("eagle-flag", "head-of-target")
+    }
+    assert (scores["eagle-flag"].equal, scores["eagle-flag"].requests) == (12, 12)
+    assert scores["head-of-target"].equal < 6
+
+
+@pytest.mark.slow
+def test_what_the_record_lacks_is_named_and_not_replaced(tmp_path: Path) -> None:
+    """Catches the nearest other one being named where the truth cannot be replayed, and silence about that."""
+    server = SERVERS["http/sglang/3-1-4-eagle"]
+    recorded = [e3.Prompt(s.id, s.tokens[: s.prompt_length], s.answer) for s in trace_of(server)]
+    trace = e3.capture(target(), recorded, tmp_path / "trace", capture_points=range(9))  # no final hidden state
+    laboratory = Laboratory(trace, draft(POINTS), tree_of(server), target=target())
+    found = diagnose_with(laboratory, Evidence.gather(request_readings(server)), budget=18)
+    assert found.verdict == "none fits"
+    assert "eagle-flag," in found.sentence
+    assert "--final-hidden-state" in found.sentence
+    assert not found.ranked[0].fits

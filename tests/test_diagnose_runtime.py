@@ -8,7 +8,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from test_diagnose_scoring import counts_of, simulated
+from simulated_counts import counts_of, simulated
 
 from eagle3ref.diagnose import RUNTIME_CAUSES, SYMPTOMS
 from eagle3ref.diagnose.against import hold_against

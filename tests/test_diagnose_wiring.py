@@ -64,8 +64,8 @@ def test_every_knob_is_turned_by_some_hypothesis() -> None:
         for hypothesis in world(kind, 1).laboratory(tree).hypotheses
         for name in hypothesis.wiring.turned()
     }
-    # Of sampled texts, of a named engine, of long texts.
-    needs_more = {"rule", "matches_draws", "as_engine_reads", "window", "no_drafts_from", "chunk"}
+    # Of sampled texts, of a named engine, of long texts; and what is no fault.
+    needs_more = {"noise", "rule", "matches_draws", "as_engine_reads", "window", "no_drafts_from", "chunk"}
     assert turned | needs_more == {field.name for field in fields(Wiring)}
 
 

@@ -7,13 +7,13 @@ from itertools import permutations
 
 from eagle3ref.diagnose.bench import Bench
 from eagle3ref.diagnose.hypothesis import Cause, Hypothesis, LeftOut
-from eagle3ref.diagnose.wiring import Embedding, Stream, Wiring
+from eagle3ref.diagnose.wiring import Embedding, Head, Stream, Vocabulary, Wiring
 from eagle3ref.engines import default_capture_points
 
 _MOST_PERMUTED = 3  # streams of which every order is tried; of more, only the reversed one
 _FLAG_FIX = "Start the server with --speculative-algorithm EAGLE3 instead of EAGLE."
 _IDS_FIX = "Correct eagle_aux_hidden_state_layer_ids for this engine; `eagle3ref explain` says what it must be."
-_DEAD = "acceptance length 1.00, whatever the prompt"
+_DEAD = "acceptance length 1.00 or a little above, whatever the prompt"
 
 
 def state_faults(bench: Bench) -> Iterator[Hypothesis | LeftOut]:
@@ -42,17 +42,25 @@ def _flags(bench: Bench) -> Iterator[Hypothesis | LeftOut]:
             reason = f"The trace lacks the target's final state {which}."
             yield LeftOut(name, "wrong_flag", reason, action, (stream,))
         else:
-            own = bench.shared.has_embedding(bench.draft.embed_tokens.weight)
-            embedding: Embedding = "draft" if own else "target"
             yield Hypothesis(
                 name,
                 "wrong_flag",
-                f"It runs the draft as EAGLE-1: the target's final state {which} skips fc, the head is the target's, "
-                "and d2t is not read.",
+                f"It runs the draft as EAGLE-1: the target's final state {which} skips fc. The head is the target's, "
+                "cut to its first draft_vocab_size rows, whose places are taken for target ids.",
                 _FLAG_FIX,
                 _DEAD,
-                Wiring(streams=(stream,), bypasses_fc=True, head="target", embedding=embedding),
+                _as_eagle_1(bench, stream),
             )
+
+
+def _as_eagle_1(bench: Bench, stream: Stream) -> Wiring:
+    """SGLang 0.5.23: the draft's logits processor cuts the target's scores to the draft's vocabulary (recorded)."""
+    config, shared = bench.draft.config, bench.shared
+    own = shared is not None and shared.has_embedding(bench.draft.embed_tokens.weight)
+    embedding: Embedding = "draft" if own else "target"
+    head: Head = "target" if config.draft_vocab_size == config.vocab_size else "target rows"
+    vocabulary: Vocabulary = "d2t" if head == "target" else "ignored"
+    return Wiring(streams=(stream,), bypasses_fc=True, head=head, vocabulary=vocabulary, embedding=embedding)
 
 
 def _ids(bench: Bench) -> Iterator[Hypothesis | LeftOut]:

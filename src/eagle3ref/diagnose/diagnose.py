@@ -8,10 +8,12 @@ from pathlib import Path
 from eagle3ref.config import AcceptanceRule, TreeConfig
 from eagle3ref.diagnose.against import Against, hold_against
 from eagle3ref.diagnose.diagnosis import Cost, Diagnosis, Verdict, in_words, judge
+from eagle3ref.diagnose.hypothesis import RIGHT, Hypothesis, LeftOut
 from eagle3ref.diagnose.laboratory import Laboratory
+from eagle3ref.diagnose.likelihood import FITS
 from eagle3ref.diagnose.observation import Observation, in_sentences, observe
 from eagle3ref.diagnose.race import Race
-from eagle3ref.diagnose.ranking import FITS, leading, rank
+from eagle3ref.diagnose.ranking import leading, parts_of, rank
 from eagle3ref.diagnose.runtime import RUNTIME_CAUSES, SYMPTOMS, RuntimeCause, point_at
 from eagle3ref.diagnose.scoring import Scoring
 from eagle3ref.diagnose.separation import next_observations
@@ -109,6 +111,8 @@ def diagnose_with(
         race.run_pairs()
         ranked = rank(race, said)
     race.finish([candidate.name for candidate in leading(ranked)])
+    nearest = leading(rank(race, said))
+    race.look_at_near_ties({RIGHT.name, *(candidate.name for candidate in nearest), *parts_of(nearest)})
     ranked = rank(race, said)
     ahead = leading(ranked)
     verdict = judge(ahead, ranked, margin)
@@ -117,7 +121,7 @@ def diagnose_with(
     forwards, rows = laboratory.forwards - started[0], laboratory.rows - started[1]
     return Diagnosis(
         verdict=verdict,
-        sentence=in_words(verdict, ahead, ranked),
+        sentence=in_words(verdict, ahead, ranked, laboratory),
         tree=laboratory.tree,
         seen=in_sentences(observations),
         ranked=ranked,
@@ -127,7 +131,7 @@ def diagnose_with(
         runtime=_runtime(verdict, signs, asked_for=bool(symptoms) or other is not None),
         against=other,
         following=next_observations(trace, race.named([one.name for one in ahead]), race.scoring, observations),
-        left_out=laboratory.left_out,
+        left_out=(*laboratory.left_out, *map(_unreached, race.unreached)),
         cost=Cost(forwards, rows, rows / laboratory.replay_rows, len(ranked)),
     )
 
@@ -192,6 +196,10 @@ def _runtime(verdict: Verdict, signs: Sequence[Sign], *, asked_for: bool) -> tup
         return ()
     pointed = point_at([sign.symptom for sign in signs])
     return pointed or (RUNTIME_CAUSES if verdict == "none fits" else ())
+
+
+def _unreached(hypothesis: Hypothesis) -> LeftOut:
+    return LeftOut(hypothesis.name, hypothesis.cause, "The budget was spent before its turn.", "Raise --budget.")
 
 
 def _check_symptoms(symptoms: Sequence[str]) -> None:

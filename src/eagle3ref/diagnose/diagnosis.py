@@ -10,7 +10,8 @@ from typing import Any, Literal
 from eagle3ref.config import TreeConfig
 from eagle3ref.diagnose.against import Against
 from eagle3ref.diagnose.hypothesis import RIGHT, LeftOut
-from eagle3ref.diagnose.ranking import Candidate
+from eagle3ref.diagnose.laboratory import Laboratory
+from eagle3ref.diagnose.ranking import Candidate, common_part
 from eagle3ref.diagnose.runtime import RuntimeCause
 from eagle3ref.diagnose.separation import NextObservation
 from eagle3ref.diagnose.symptoms import Sign
@@ -19,9 +20,10 @@ from eagle3ref.explain.trap import Trap
 Verdict = Literal["as it should be", "cause named", "tie", "none fits", "cannot tell"]
 VERDICT_MEANING: dict[Verdict, str] = {
     "as it should be": "the right wiring explains the evidence, and what else does would cost less than the margin",
-    "cause named": "one cause explains the evidence, and every other is at least 20 times less probable",
+    "cause named": "one cause explains the evidence, and what does without it is at least 20 times less probable",
     "tie": "several causes explain the evidence, and it cannot tell them apart; the right wiring is not among them",
-    "none fits": "no wiring explains the evidence: look at the state of the running server, or at what was told here",
+    "none fits": "no wiring that was replayed explains the evidence: look at what could not be replayed and at the "
+    "running server",
     "cannot tell": "the right wiring explains the evidence, and so do wirings that would cost more than the margin",
 }
 
@@ -53,7 +55,7 @@ class Diagnosis:
         tree: that was replayed; None if the files alone decided.
         seen: the evidence, one line each: kind of comparison, and what it says.
         ranked: every hypothesis that was replayed, the most probable first; empty if the files alone decided.
-        leading: those that the evidence cannot tell from the first.
+        leading: those that the evidence cannot tell from the first and that explain it; if none does, the nearest.
         from_files: traps in files or command that would do it alone, the worst first.
         signs: symptoms, measured or told.
         runtime: causes that no replay imitates, those first that the symptoms point at.
@@ -129,6 +131,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "share": candidate.share,
         "p": candidate.p,
         "fits": candidate.fits,
+        "near_ties": None if candidate.near_ties is None else asdict(candidate.near_ties),
         "equal_requests": candidate.equal,
         "requests": candidate.requests,
         "acceptance_length": None if math.isnan(length) else length,
@@ -156,10 +159,12 @@ def judge(leading: Sequence[Candidate], ranked: Sequence[Candidate], margin: flo
 
 def one_cause(leading: Sequence[Candidate]) -> bool:
     """Whether all of them are mended in one place."""
-    return len({candidate.hypothesis.fix for candidate in leading}) == 1
+    return common_part(leading) is not None or len({candidate.hypothesis.fix for candidate in leading}) == 1
 
 
-def in_words(verdict: Verdict, leading: Sequence[Candidate], ranked: Sequence[Candidate]) -> str:
+def in_words(
+    verdict: Verdict, leading: Sequence[Candidate], ranked: Sequence[Candidate], laboratory: Laboratory
+) -> str:
     """The sentence that a report begins with."""
     first = leading[0]
     names = ", ".join(candidate.name for candidate in leading[:6]) + (", …" if len(leading) > 6 else "")
@@ -171,21 +176,29 @@ def in_words(verdict: Verdict, leading: Sequence[Candidate], ranked: Sequence[Ca
             "that is low, the draft is weak on these prompts."
         )
     if verdict == "cause named":
-        what = (
-            f"{first.name}: {first.hypothesis.engine_does}" if len(leading) == 1 else f"One of {names}, mended alike."
-        )
-        return f"{what} This explains {explains}, and nothing else comes near."
+        if common_part(leading) is None:
+            return f"One of {names}, mended alike. This explains {explains}, and nothing else comes near."
+        rest = "nothing else comes near" if len(leading) == 1 else f"a second fault is possible: {_others(leading[1:])}"
+        untried = _untried([left for left in laboratory.untestable if left.streams], laboratory)
+        return f"{first.name}: {first.hypothesis.engine_does} This explains {explains}, and {rest}.{untried}"
     if verdict == "tie":
         return f"Something is wrong, and the evidence cannot tell which of {len(leading)} causes it is: {names}."
     if verdict == "cannot tell":
         return f"Nothing shows a fault, but these rounds could also come from {_others(leading)}."
     nearest = ranked[0]
-    return (
-        f"No wiring explains the evidence; the nearest, {nearest.name}, has {nearest.equal} of {nearest.requests} "
-        "requests right."
-        if nearest.requests
-        else f"No wiring explains the evidence; the nearest is {nearest.name}."
-    )
+    right = f", has {nearest.equal} of {nearest.requests} requests right" if nearest.requests else ""
+    untried = _untried(laboratory.untestable, laboratory)
+    return f"No wiring that was replayed explains the evidence; the nearest is {nearest.name}{right}.{untried}"
+
+
+def _untried(left_out: Sequence[LeftOut], laboratory: Laboratory) -> str:
+    """What could explain it and was not replayed, and how it can be."""
+    if not left_out:
+        return ""
+    names = [left.name for left in left_out]
+    actions = dict.fromkeys([laboratory.to_record, *(left.action for left in left_out if not left.streams)])
+    some = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    return f" Not replayed, for want of what they need: {some}. {' '.join(actions).strip()}"
 
 
 def _others(leading: Sequence[Candidate]) -> str:

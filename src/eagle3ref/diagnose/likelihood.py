@@ -20,6 +20,7 @@ from eagle3ref.servers import Reading, Rounded
 _HISTOGRAM_PRIOR = 4.0  # rounds' worth of the pooled histogram in the one of a request that a near-tie has moved
 _SAME_ARITHMETIC = 1e-4  # near-ties a round where server and replay compute alike; whether they do is not known
 _SUM_DEGREES = 4.0  # of the few large jumps that near-ties make in a sum
+FITS = 0.01  # a hypothesis under which the evidence is rarer than this does not explain it
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def score_requests(observed: RequestByRequest, predicted: dict[str, PredictedReq
     every integer is the replay's, the last round within its bounds. Else the rounds after it are others, and are taken
     for draws from the replay's histogram: of this request, and of all for what it lacks.
     """
-    pairs = [(m.request, p) for m in observed.matches if (p := _same_cut(m.request, predicted, m.sequence_id))]
+    pairs = [(m.request, p) for m in observed.matches if (p := same_cut(m.request, predicted, m.sequence_id))]
     if not pairs:
         return Score()
     width = max(len(p.histograms()[0]) for _, p in pairs)
@@ -85,10 +86,10 @@ def score_sum(
     A sum over requests that were not all replayed is the right wiring's, plus what the replayed ones differ by; that
     difference then has the error of a sample without replacement (Cochran, Sampling Techniques, 3rd ed., §2.8).
     """
-    cut = [(_same_cut(m.request, predicted, m.sequence_id), m) for m in observed.matches]
-    mine = [(p, _same_cut(m.request, right, m.sequence_id)) for p, m in cut if p is not None]
+    cut = [(same_cut(m.request, predicted, m.sequence_id), m) for m in observed.matches]
+    mine = [(p, same_cut(m.request, right, m.sequence_id)) for p, m in cut if p is not None]
     pairs = [(p, r) for p, r in mine if r is not None]
-    every = [r for m in observed.matches if (r := _same_cut(m.request, right, m.sequence_id)) is not None]
+    every = [r for m in observed.matches if (r := same_cut(m.request, right, m.sequence_id)) is not None]
     if not pairs:
         return Score()
     depths = len(observed.accepted_at)
@@ -173,7 +174,7 @@ def _rate_terms(observed: Figures, predicted: Predicted) -> list[tuple[Rounded, 
     return [(rate, moments, trials) for rate, moments, trials in terms if trials >= 1]
 
 
-def _same_cut(request: Reading, predicted: dict[str, PredictedRequest], name: str | None) -> PredictedRequest | None:
+def same_cut(request: Reading, predicted: dict[str, PredictedRequest], name: str | None) -> PredictedRequest | None:
     """The prediction, up to where this request's answer ended."""
     whole = predicted.get(name or "")
     tokens = request.completion_tokens or len(request.output_ids or ())

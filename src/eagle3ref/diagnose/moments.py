@@ -50,9 +50,8 @@ class Moments:
             return self
         factor = (whole.mean - least) / (part.mean - least)
         spread = (self.mean - least) / (part.mean - least)
-        own = max(whole.own_variance * spread**2, self.trial_variance / whole.trials)
-        df = whole.degrees_of_freedom
-        return replace(self, mean=least + (self.mean - least) * factor, own_variance=own, degrees_of_freedom=df)
+        own = max(whole.own_variance * spread**2, self.own_variance * (1 - self.trials / whole.trials) * factor**2)
+        return replace(self, mean=least + (self.mean - least) * factor, own_variance=own)
 
 
 @dataclass(frozen=True)

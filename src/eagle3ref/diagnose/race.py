@@ -5,18 +5,24 @@ from __future__ import annotations
 import bisect
 import itertools
 import random
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from eagle3ref.diagnose.hypothesis import RIGHT, Hypothesis
 from eagle3ref.diagnose.laboratory import Laboratory
+from eagle3ref.diagnose.likelihood import FITS
+from eagle3ref.diagnose.near_ties import MOST_REQUESTS, REPLAYS, NearTies, in_other_arithmetic
 from eagle3ref.diagnose.observation import Observation
 from eagle3ref.diagnose.scoring import Scored, Scoring
+from eagle3ref.diagnose.wiring import Wiring
 from eagle3ref.trace.manifest import ManifestEntry
 
-_SHARE_OF_SINGLES = 0.55  # of the budget; the rest is for pairs, and is not spent where a single wiring fits
+_SHARE_OF_SINGLES = 0.5  # of the budget; the rest is for pairs, and is not spent where a single wiring fits
+_SHARE_OF_NEAR_TIES = 0.15  # of the budget; kept back until it is known what leads
 _PLANNED = 0.95  # of the budget: what a stage costs is known from the lengths of its sequences only, and then paid
 _FIRST_LOOK = 0.5  # of the budget of a race, for its first stage
-_HOPELESS = 30.0  # this far below the best, a log-likelihood is not looked at again
+_HOPELESS = 15.0  # this far below the best, a log-likelihood is not looked at again
 
 
 class Race:
@@ -44,15 +50,21 @@ class Race:
     ) -> None:
         self.laboratory, self._on_stage = laboratory, on_stage
         self._limit, trace = _spent(laboratory) + _PLANNED * budget, laboratory.trace
+        self._for_near_ties = _SHARE_OF_NEAR_TIES * budget
         self.right = laboratory.predict(RIGHT)
         self.scoring = Scoring(trace, observations, self.right)
-        self.order = self.scoring.informative()
-        random.Random(0).shuffle(self.order)  # neighbours in a file of prompts are alike
-        self.order.sort(key=lambda i: _rows_per_answer_token(trace.entries[i]))
-        rows = [trace.entries[i].num_tokens for i in self.order]
-        self._share = [part / trace.num_tokens for part in itertools.accumulate(rows, initial=0)]
+        places, alone = self.scoring.informative()
+        self.order = random.Random(0).sample(places, len(places))  # neighbours in a file of prompts are alike
+        self.order.sort(key=lambda i: (i not in alone, _rows_per_answer_token(trace.entries[i])))
         self._scored: dict[str, Scored] = {}
         self._run([RIGHT], len(self.order))
+
+    @property
+    def _share(self) -> list[float]:
+        """Of the trace, what the first 0, 1, 2, … sequences of the order make up."""
+        trace = self.laboratory.trace
+        rows = [trace.entries[i].num_tokens for i in self.order]
+        return [part / trace.num_tokens for part in itertools.accumulate(rows, initial=0)]
 
     @property
     def ranked(self) -> list[Scored]:
@@ -67,29 +79,76 @@ class Race:
         """These of them."""
         return [one for one in self.ranked if one.hypothesis.name in names]
 
-    def on_first(self, hypothesis: Hypothesis, length: int) -> Scored:
-        """One that ran, on its first sequences only."""
-        return self.scoring.scored(self.laboratory.predict(hypothesis, self.order[:length]))
+    def on_those_of(self, other: Scored, hypothesis: Hypothesis) -> Scored:
+        """One that ran on more sequences, on those of another only."""
+        names = {rounds.id for rounds in other.prediction.rounds}
+        places = [place for place in self.order if self.laboratory.trace.ids[place] in names]
+        return self.scoring.scored(self.laboratory.predict(hypothesis, places))
+
+    def gap(self, one: Scored) -> float:
+        """Its log-likelihood against the first one's, on the sequences that it ran on."""
+        leader = self.ranked[0]
+        theirs = leader if one.sequences == leader.sequences else self.on_those_of(one, leader.hypothesis)
+        return one.score.log_likelihood - theirs.score.log_likelihood
+
+    @property
+    def unreached(self) -> list[Hypothesis]:
+        """Single ones that the budget had nothing left for."""
+        return [hypothesis for hypothesis in self.laboratory.hypotheses if hypothesis.name not in self._scored]
 
     def finish(self, names: Collection[str]) -> None:
-        """Replay these on every sequence, as far as the budget goes."""
+        """Replay these on every sequence, as far as the budget goes; what is exact so far needs no near-ties."""
         for one in self.named(names):
             missing = self._share[-1] - self._share[one.sequences]
-            if self.laboratory.cost + missing <= self._limit:
+            kept_back = 0.0 if one.score.equal == one.score.requests else self._for_near_ties
+            if self.laboratory.cost + missing <= self._limit - kept_back:
                 self._run([one.hypothesis], len(self.order))
 
+    def look_at_near_ties(self, names: Collection[str]) -> None:
+        """Replay the unequal requests of these in other arithmetic, as far as the budget goes."""
+        for one in self.named(names):
+            if one.score.equal < one.score.requests and one.score.p >= FITS:
+                self._scored[one.hypothesis.name] = replace(one, near_ties=self._near_ties(one))
+
+    def _near_ties(self, one: Scored) -> NearTies:
+        """A request whose replays cannot be paid for is not explained."""
+        before = {name: gap for name, gap in self.scoring.distances(one.prediction).items() if gap}
+        places = [place for place in self.order if self.laboratory.trace.ids[place] in before][:MOST_REQUESTS]
+        unexplained = set(places)
+        for seed, place in itertools.product(range(1, REPLAYS + 1), places):
+            cost = self.laboratory.trace.entries[place].num_tokens / self.laboratory.trace.num_tokens
+            if place in unexplained and self.laboratory.cost + cost <= self._limit:
+                moved = self.laboratory.predict(in_other_arithmetic(one.hypothesis, seed), [place])
+                ((name, gap),) = self.scoring.distances(moved).items()
+                unexplained -= {place} if gap < before[name] else set()
+        return NearTies(len(places), len(unexplained))
+
     def run_pairs(self) -> None:
-        """Pairs of single ones, which must have run: the likeliest, as many as half of what is left pays for."""
-        left = self._limit - self.laboratory.cost
-        known = [self._scored[h.name] for h in self.laboratory.hypotheses if h != RIGHT]
-        looked_at = min(one.sequences for one in known)
-        seen = self.laboratory.predict_all([one.hypothesis for one in known], self.order[:looked_at])
-        best = sorted(map(self.scoring.scored, seen), key=lambda one: -one.score.log_likelihood)
-        pairs = self.laboratory.plausible_pairs([one.hypothesis for one in best])
-        place = {one.hypothesis.name: i for i, one in enumerate(best)}
-        likeliest = sorted(pairs, key=lambda pair: sum(place[part] for part in pair.parts))
+        """Pairs of single ones, the likeliest, as many as half of what is left pays for.
+
+        A pair must explain what the best single one does not, so the requests that this one has wrong are looked at
+        first. If it has most of them right, it is half of the truth: the pairs that it is part of come before others.
+        """
+        left = self._limit - self.laboratory.cost - self._for_near_ties
+        known = [one for one in self.ranked if one.hypothesis != RIGHT]
+        if not known:
+            return
+        gaps = {one.hypothesis.name: self.gap(one) for one in known}
+        best = sorted((one.hypothesis for one in known), key=lambda hypothesis: -gaps[hypothesis.name])
+        pairs = self.laboratory.plausible_pairs(best)
+        first = known[0]
+        is_half = 2 * first.score.equal > first.score.requests
+        likeliest = sorted(
+            pairs,
+            key=lambda pair: (
+                is_half and first.hypothesis.name not in pair.parts,
+                -sum(gaps[part] for part in pair.parts),
+            ),
+        )
+        wrong = self.scoring.distances(first.prediction)
+        self.order.sort(key=lambda place: not wrong.get(self.laboratory.trace.ids[place]))
         affordable = int(_FIRST_LOOK * left / self._share[1])
-        self._run_stages(likeliest[:affordable], left)
+        self._run_stages(likeliest[: max(0, affordable)], left)
 
     def _run_stages(self, hypotheses: Sequence[Hypothesis], budget: float) -> None:
         limit, every = self.laboratory.cost + budget, len(self.order)
@@ -97,8 +156,8 @@ class Race:
         length, running = max(1, bisect.bisect_right(self._share, affordable) - 1), list(hypotheses)
         while running:
             self._on_stage(f"{len(running)} hypotheses on {length} of {every} sequences")
-            found = self._run(running, length)
-            if length == every:
+            found = [one for one in self._run(running, length) if one.sequences >= length]
+            if length == every or not found:
                 return
             length = min(every, 2 * length)
             running = self._survivors(found, length, limit)
@@ -117,11 +176,17 @@ class Race:
         return kept if left > 0 else []
 
     def _run(self, hypotheses: Sequence[Hypothesis], length: int) -> list[Scored]:
-        known = {one.hypothesis.name: one for one in self._scored.values() if one.sequences >= length}
-        new = [hypothesis for hypothesis in hypotheses if hypothesis.name not in known]
-        for prediction in self.laboratory.predict_all(new, self.order[:length]):
-            self._scored[prediction.hypothesis.name] = self.scoring.scored(prediction)
-        return [self._scored[hypothesis.name] for hypothesis in hypotheses]
+        """Those that the budget pays for; what shares committed rows runs together."""
+        known = {one.hypothesis.name for one in self._scored.values() if one.sequences >= length}
+        groups: dict[Wiring, list[Hypothesis]] = defaultdict(list)
+        for hypothesis in hypotheses:
+            if hypothesis.name not in known:
+                groups[hypothesis.wiring.prefix_only()].append(hypothesis)
+        for group in groups.values():
+            if group[0] == RIGHT or self.laboratory.cost + len(group) * self._share[length] <= self._limit:
+                for prediction in self.laboratory.predict_all(group, self.order[:length]):
+                    self._scored[prediction.hypothesis.name] = self.scoring.scored(prediction)
+        return [self._scored[h.name] for h in hypotheses if h.name in self._scored]
 
 
 def _spent(laboratory: Laboratory) -> float:

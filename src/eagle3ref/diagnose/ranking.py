@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle3ref.diagnose.hypothesis import RIGHT, Cause, Hypothesis
+from eagle3ref.diagnose.likelihood import FITS
+from eagle3ref.diagnose.near_ties import NearTies
 from eagle3ref.diagnose.race import Race
 from eagle3ref.diagnose.scoring import Scored, Scoring
 from eagle3ref.explain.trap import Trap
@@ -21,7 +23,6 @@ _LOG_PRIOR_SAID = math.log(20)
 _LOG_PRIOR_READ = 2 * math.log(20)
 
 TIE = math.log(20)  # hypotheses that are less than 20 times as probable as another are not told apart
-FITS = 0.01  # a hypothesis under which the evidence is rarer than this does not explain it
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Candidate:
         rates: joint rates predicted, by depth.
         sequences: of the trace that it was replayed on.
         said_by: the trap in files or command that makes it true; None if there is none.
+        near_ties: whether its unequal requests may be near-ties; None where it was not looked at.
     """
 
     hypothesis: Hypothesis
@@ -51,6 +53,7 @@ class Candidate:
     rates: tuple[float, ...]
     sequences: int
     said_by: Trap | None
+    near_ties: NearTies | None = None
 
     @property
     def name(self) -> str:
@@ -60,7 +63,7 @@ class Candidate:
     @property
     def fits(self) -> bool:
         """Whether it explains the evidence."""
-        return self.p >= FITS
+        return self.p >= FITS and (self.near_ties is None or self.near_ties.explain)
 
 
 def rank(race: Race, said: Mapping[Cause, Trap]) -> tuple[Candidate, ...]:
@@ -74,12 +77,7 @@ def rank(race: Race, said: Mapping[Cause, Trap]) -> tuple[Candidate, ...]:
         said: traps of the server's files and command, by the cause that they make true.
     """
     scored, scoring = race.ranked, race.scoring
-    leader, odds = scored[0], []
-    for one in scored:
-        theirs = leader.score
-        if one.sequences < leader.sequences:
-            theirs = race.on_first(leader.hypothesis, one.sequences).score
-        odds.append(one.score.log_likelihood - theirs.log_likelihood + _log_prior(one.hypothesis, said))
+    odds = [race.gap(one) + _log_prior(one.hypothesis, said) for one in scored]
     shares = np.exp(np.array(odds) - max(odds))
     shares /= shares.sum()
     found = [
@@ -90,8 +88,29 @@ def rank(race: Race, said: Mapping[Cause, Trap]) -> tuple[Candidate, ...]:
 
 
 def leading(ranked: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The first, and all that the evidence cannot tell from it."""
-    return tuple(candidate for candidate in ranked if candidate.log_odds > -TIE)
+    """The first and all that the evidence cannot tell from it, as far as they explain it; if none does, all of them.
+
+    A pair may imitate a near-tie better than the one fault that it is about; so that one is not given up as easily.
+    """
+    near = [candidate for candidate in ranked if candidate.log_odds > -TIE]
+    explaining = [candidate for candidate in near if candidate.fits]
+    parts = parts_of(explaining)
+    simpler = [c for c in ranked if c.name in parts and c.fits and -2 * TIE < c.log_odds <= -TIE]
+    found = [*explaining, *simpler] or near
+    return tuple(sorted(found, key=lambda candidate: candidate != common_part(found)))
+
+
+def parts_of(candidates: Sequence[Candidate]) -> set[str]:
+    """Names of what the pairs among these are made of."""
+    return {part for candidate in candidates for part in candidate.hypothesis.parts} - {c.name for c in candidates}
+
+
+def common_part(candidates: Sequence[Candidate]) -> Candidate | None:
+    """The one among these that is part of all the others; the only one, if there is one."""
+    for one in candidates:
+        if all(other is one or one.name in other.hypothesis.parts for other in candidates):
+            return one
+    return None
 
 
 def _log_prior(hypothesis: Hypothesis, said: Mapping[Cause, Trap]) -> float:
@@ -117,4 +136,5 @@ def _candidate(one: Scored, log_odds: float, share: float, scoring: Scoring, sai
         rates=rates,
         sequences=one.sequences,
         said_by=said.get(one.hypothesis.cause),
+        near_ties=one.near_ties,
     )

@@ -9,8 +9,9 @@ from eagle3ref.acceptance import AcceptanceCounts
 from eagle3ref.crosscheck.predict import PredictedRequest, predict_requests
 from eagle3ref.diagnose.hypothesis import Hypothesis
 from eagle3ref.diagnose.laboratory import Prediction
-from eagle3ref.diagnose.likelihood import Score, score_figures, score_requests, score_sum, total
+from eagle3ref.diagnose.likelihood import Score, same_cut, score_figures, score_requests, score_sum, total
 from eagle3ref.diagnose.moments import Predicted, predicted_figures
+from eagle3ref.diagnose.near_ties import NearTies, distance
 from eagle3ref.diagnose.observation import Figures, Observation, RequestByRequest
 from eagle3ref.replay import count_rounds
 from eagle3ref.trace import Trace
@@ -23,10 +24,12 @@ class Scored:
     Args:
         prediction: on the sequences that it was replayed on.
         score: against all evidence that these sequences can be held against.
+        near_ties: of the requests that are not equal; None as long as nobody looked at them.
     """
 
     prediction: Prediction
     score: Score
+    near_ties: NearTies | None = None
 
     @property
     def hypothesis(self) -> Hypothesis:
@@ -56,18 +59,23 @@ class Scoring:
         """With its score."""
         return Scored(prediction, total([self._score(observation, prediction) for observation in self._observations]))
 
-    def informative(self) -> list[int]:
-        """Places of the sequences that the evidence can be held against."""
-        wanted: set[str] = set()
-        for observation in self._observations:
-            wanted |= observation.ids if observation.ids is not None else set(self._trace.ids)
-        return [place for place, name in enumerate(self._trace.ids) if name in wanted]
+    def informative(self) -> tuple[list[int], set[int]]:
+        """Places of the sequences that the evidence can be held against, and of those with requests of their own."""
+        wanted, alone = set[str](), set[str]()
+        for seen in self._observations:
+            wanted |= seen.ids if seen.ids is not None else set(self._trace.ids)
+            alone |= seen.ids if isinstance(seen, RequestByRequest) else set()
+        every, some = ([i for i, name in enumerate(self._trace.ids) if name in names] for names in (wanted, alone))
+        return every, set(some)
 
     def figures(self, prediction: Prediction, ids: frozenset[str] | None = None) -> Predicted | None:
-        """What a server would print, of all prompts or of these; None without a complete round of them."""
-        same_prompts = ids is not None
+        """What a server would print, of all prompts or of these; None without a complete round of them.
+
+        Where not all of these were replayed, those that were are a sample of them, as of any other prompts.
+        """
         ran = {rounds.id for rounds in prediction.rounds}
         wanted = ran if ids is None else ran & ids
+        same_prompts = ids is not None and ran >= ids
         mine = _figures(prediction, wanted, same_prompts)
         if mine is None or ran >= (ids or set(self._trace.ids)):
             return mine
@@ -79,6 +87,16 @@ class Scoring:
         """The request fields of a server that runs so, by sequence."""
         goes_on = prediction.rule.name == "greedy"
         return predict_requests(self._trace, prediction.rounds, prediction.tree, goes_on=goes_on)
+
+    def distances(self, prediction: Prediction) -> dict[str, float]:
+        """How far each request is from what was predicted of its sequence, 0 where it is equal; by sequence."""
+        requests, found = self.requests(prediction), dict[str, float]()
+        for observation in self._observations:
+            for match in observation.matches if isinstance(observation, RequestByRequest) else ():
+                predicted = same_cut(match.request, requests, match.sequence_id)
+                if predicted is not None:
+                    found[predicted.id] = max(found.get(predicted.id, 0.0), distance(match.request, predicted))
+        return found
 
     def _score(self, observation: Observation, prediction: Prediction) -> Score:
         if isinstance(observation, Figures):

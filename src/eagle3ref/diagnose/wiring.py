@@ -58,6 +58,10 @@ class Wiring:
         rule: another acceptance rule; the asked one when None.
         matches_draws: drafts are sampled, and one is kept if it is the token that the target draws.
         as_engine_reads: the draft as an engine loads its files.
+
+    No fault, but another device or dtype:
+
+        noise: every state and every output of the draft is a little off, channel by channel, after this seed; 0: none.
     """
 
     streams: tuple[Stream, ...] | None = None
@@ -92,6 +96,8 @@ class Wiring:
     rule: AcceptanceRule | None = None
     matches_draws: bool = False
     as_engine_reads: bool = False
+
+    noise: int = 0
 
     def turned(self) -> dict[str, Any]:
         """The knobs that are not at their default."""

@@ -14,6 +14,7 @@ from eagle3ref.replay.probabilities import final_states
 from eagle3ref.trace import RecordedSequence
 
 _INT8_MAX, _FP8_MAX = 127.0, 448.0
+_NOISE = 2.0**-6  # about twice what a network of several layers in bf16 is off
 
 
 class WiredFeed(Feed):
@@ -53,7 +54,7 @@ class WiredFeed(Feed):
             part = _rounded(recorded[source.where(inside, 0)], self.wiring.rounding)
             part = rotated(part) if self.wiring.rotated else part
             parts.append(part * (inside[:, None] & (place not in self.wiring.zeroed)))
-        return torch.cat(parts, -1)
+        return noisy(torch.cat(parts, -1), self.wiring.noise)
 
     def following(self, rows: Tensor) -> Tensor:
         """As ``Feed.following``."""
@@ -136,3 +137,11 @@ def rotated(states: Tensor) -> Tensor:
     blocks = (states * signs).unflatten(-1, (-1, block))
     turned: Tensor = blocks @ (hadamard * block**-0.5).to(states)
     return turned.flatten(-2)
+
+
+def noisy(states: Tensor, seed: int) -> Tensor:
+    """[..., C], each channel a little larger or smaller, by one factor in every row; seed 0 leaves it as it is."""
+    if not seed:
+        return states
+    factors = 1 + _NOISE * torch.randn(states.shape[-1], generator=torch.Generator().manual_seed(seed))
+    return states * factors.to(states)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from eagle3ref.config import AcceptanceRule, TreeConfig
 from eagle3ref.diagnose.wiring import Wiring
-from eagle3ref.diagnose.wiring_feed import WiredFeed
+from eagle3ref.diagnose.wiring_feed import WiredFeed, noisy
 from eagle3ref.diagnose.wiring_network import rewire
 from eagle3ref.diagnose.wiring_own_rows import OwnRows
-from eagle3ref.draft import Eagle3Draft
+from eagle3ref.draft import DraftOutput, Eagle3Draft
 from eagle3ref.explain import EngineDraft
 from eagle3ref.replay import SequenceRounds
 from eagle3ref.replay.batch import Batch, Outcome
@@ -119,6 +119,8 @@ class WiringReplay:
         read = self._engine_draft if wiring.as_engine_reads else None
         other = rewire(self._draft if read is None else read.draft, wiring, self._shared)
         other.register_forward_hook(self._count)
+        if wiring.noise:
+            other.register_forward_hook(partial(_disturbed, wiring.noise))
         return other
 
     def _count(self, _draft: nn.Module, inputs: tuple[Tensor, ...], _output: object) -> None:
@@ -140,6 +142,11 @@ def _play_until(
     """As ``play``, but what is drafted from the root ``end`` on is never accepted."""
     outcome = play(batch, root, active, draft, tree)
     return outcome._replace(num_accepted=outcome.num_accepted.where(root < end, 0))
+
+
+def _disturbed(seed: int, _draft: nn.Module, _inputs: tuple[Tensor, ...], output: DraftOutput) -> DraftOutput:
+    """What comes out of the draft, in other arithmetic; its rows of the cache follow from states that are."""
+    return output._replace(state=noisy(output.state, seed), normed=noisy(output.normed, seed))
 
 
 def _later(rows: Tensor, wiring: Wiring) -> Tensor:
