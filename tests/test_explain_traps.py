@@ -121,8 +121,8 @@ START, FIRST, SILENT, HARMLESS = (
 CAPTURE_OFF = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "use_aux_hidden_state": False}}
 MLA: dict[str, Any] = {"kind": "mla", "architecture": KIMI}
 FLAG_TRAPS = [
-    ("wrong-algorithm", SILENT, "exactly 1.00", Pair(flags=["--speculative-algorithm", "EAGLE", *CHAIN])),
-    ("wrong-algorithm", SILENT, "exactly 1.00", Pair(**MLA, flags=["--speculative-algorithm", "NEXTN", *CHAIN])),
+    ("wrong-algorithm", SILENT, "1.0 to 1.1", Pair(flags=["--speculative-algorithm", "EAGLE", *CHAIN])),
+    ("wrong-algorithm", SILENT, "1.0 to 1.1", Pair(**MLA, flags=["--speculative-algorithm", "NEXTN", *CHAIN])),
     (
         "wrong-algorithm",
         FIRST,

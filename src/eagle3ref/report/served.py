@@ -36,8 +36,8 @@ def served_report(server: str, log_line: str, checked: CrossCheck, diagnosis: Di
 def _candidates(diagnosis: Diagnosis) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("what it may be running")
-    table.add_column("length", justify="right")
-    table.add_column("requests reproduced", justify="right")
+    table.add_column("length on the trace", justify="right")
+    table.add_column("requests reproduced, of those tried", justify="right")
     for candidate in diagnosis.ranked[:_CANDIDATES]:
         style = "bold" if candidate.name in diagnosis.names else ""
         equal = f"{candidate.equal} of {candidate.requests}"
