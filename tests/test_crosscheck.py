@@ -1,10 +1,11 @@
-"""Verdicts on requests whose truth is known, what decides among several, and what is refused."""
+"""Verdicts on requests whose truth is known, and what is refused."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,13 +33,16 @@ from eagle3ref.errors import Eagle3RefError
 from eagle3ref.replay import count_rounds
 from eagle3ref.servers import Reading, Rounded
 
+WIDE = 1.0  # a margin that the few rounds of TWO_PROMPTS are enough for
+
 
 def test_equal_requests_agree_whatever_the_last_round_did() -> None:
     """Catches a last round that is held against what the record's end left of it."""
     trace, rounds, counts = replayed(*TWO_PROMPTS)
     first = request(0, [3, 3, 0, 2, 1], 14)
     for last in (2, 3):  # this answer's record ends two tokens behind its last root, both of them drafted
-        found = compare(trace, rounds, counts, evidence(first, request(1, [0, 0, 1, 0, 2, last], 11)))
+        served = evidence(first, request(1, [0, 0, 1, 0, 2, last], 11))
+        found = compare(trace, rounds, counts, served, margin=WIDE)
         assert (found.verdict, found.best.kind) == ("agrees", "same requests round by round")
         assert found.best.difference.ends(0.9) == (0, 0)
     for last in (0, 1):  # it would have had to go on
@@ -120,7 +124,7 @@ def test_every_field_is_held_against_the_reference() -> None:
     only_length = replace(only_length, accepted_by_round=(), length_kind="completion_per_round")
     for told, verdict in ((5, "agrees"), (9, "differs")):
         given_length = replace(only_length, accept_length=Rounded.exactly(14 / told))
-        found = compare(trace, rounds, counts, evidence(given_length))
+        found = compare(trace, rounds, counts, evidence(given_length), margin=WIDE)
         assert (found.verdict, found.best.server_rounds) == (verdict, told)
 
 
@@ -140,13 +144,17 @@ def test_matching_says_why_not() -> None:
         request(0, [0], 14, prompt_ids=None, request_id="r0"),
         request(0, [0], 14, output_ids=(*answer_of(0, 13).tolist(), 7)),
         request(0, [0], 14, output_ids=(7, 7), prompt_ids=None, request_id="0"),
+        request(0, [0], 7, prompt_ids=None, request_id="r0"),
+        request(0, [0], 14, output_ids=tuple(other), prompt_ids=None, request_id="r0"),
     ]
     found = match_requests(trace, requests)
     assert [match.how for match in found] == [
         *("same answer", "same answer", "same prompt", "same prompt", "same prompt", "unmatched", "same answer"),
-        *("unmatched", "same prompt", "unmatched"),
+        *("same answer", "same prompt", "unmatched", "unmatched", "unmatched"),
     ]
-    assert [match.sequence_id for match in found] == ["1", "0", "0", "0", "1", None, "0", None, "0", None]
+    assert [match.sequence_id for match in found] == ["1", "0", "0", "0", "1", None, "0", "0", "0", None, None, None]
+    twin = SimpleNamespace(**vars(next(iter(trace))) | {"id": "twin"})
+    assert match_requests([*trace, twin], requests[7:8])[0].how == "unmatched"  # whose of the two?
     assert "differs at token 5: 7, recorded 1005" in found[2].reason
     assert "record ends after 14 tokens" in found[3].reason
     assert all(match.reason for match in found if match.how != "same answer")
@@ -176,10 +184,11 @@ def test_totals_of_exactly_these_requests() -> None:
         tool="vLLM", format="/metrics", scope="run", rounds=11, accepted_drafts=15, proposed_drafts=33,
         accepted_drafts_at=(7, 5, 3), completion_tokens=25,
     )  # fmt: skip
-    found = compare(trace, rounds, counts, evidence(*texts, totals))
+    found = compare(trace, rounds, counts, evidence(*texts, totals), margin=WIDE)
     assert (found.verdict, found.best.kind) == ("agrees", "same requests in sum")
     wrong = replace(totals, rounds=16, accepted_drafts=10, accepted_drafts_at=(6, 3, 1), proposed_drafts=48)
-    found = compare(trace, rounds, counts, evidence(*texts, wrong))
+    assert compare(trace, rounds, counts, evidence(*texts, totals)).verdict == "cannot tell"  # 11 rounds of 60
+    found = compare(trace, rounds, counts, evidence(*texts, wrong), margin=WIDE)
     assert (found.verdict, found.best.kind) == ("differs", "same requests in sum")
     more_rounds = replace(
         totals, rounds=14, proposed_drafts=42
@@ -187,25 +196,6 @@ def test_totals_of_exactly_these_requests() -> None:
     assert compare(trace, rounds, counts, evidence(*texts, more_rounds)).verdict == "differs"
     others = compare(trace, rounds, counts, evidence(*texts, replace(wrong, completion_tokens=40)))
     assert others.best.kind == "same workload only"
-
-
-def test_a_quoted_value_never_decides_beside_a_servers_own() -> None:
-    """Catches a model card that makes a server agree."""
-    trace, rounds, counts, given_run = workload(6, 60)
-    card = Reading(tool="card", format="table", scope="reference", rounds=10**7, accepted_drafts=0)
-    found = compare(trace, rounds, counts, evidence(card, *given_run.readings))
-    assert (found.verdict, found.comparisons[-1].verdict) == ("cannot tell", "differs")
-    assert compare(trace, rounds, counts, evidence(card)).best.is_quoted
-
-
-def test_the_strongest_that_tells_decides() -> None:
-    """Catches a vague log that overrules exact requests, and the contradiction kept quiet."""
-    trace, rounds, counts = replayed(*TWO_PROMPTS)
-    right = request(0, [3, 3, 0, 2, 1], 14)
-    wrong_run = Reading(tool="SGLang", format="bench", scope="run", rounds=10**6, accepted_drafts=0)
-    found = compare(trace, rounds, counts, evidence(right, wrong_run))
-    assert (found.verdict, found.best.kind) == ("agrees", "same requests round by round")
-    assert [comparison.verdict for comparison in found.comparisons][0] == "agrees"
 
 
 @pytest.mark.parametrize(
@@ -239,7 +229,8 @@ def test_answers_too_short_for_a_lookahead_still_count() -> None:
     trace, rounds, counts = replayed([*TWO_PROMPTS[0], [1]], [*TWO_PROMPTS[1], 3])
     for short in (request(2, [1], 3), request(2, [1], 3, accepted_drafts=None, histogram=(), proposed_drafts=None)):
         found = compare(trace, rounds, counts, evidence(short))
-        assert (found.verdict, found.best.kind) == ("agrees", "same requests round by round")
+        assert (found.verdict, found.best.kind) == ("cannot tell", "same requests round by round")
+        assert (found.best.unequal, found.best.compared_rounds) == ((), 1)
         json.dumps(found.to_dict(), allow_nan=False)
     other = request(2, [1], 3, output_ids=(5, 6, 7), accepted_drafts=None, histogram=(), proposed_drafts=None)
     assert compare(trace, rounds, counts, evidence(other)).verdict == "cannot tell"

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::eagle3ref.draft.checkpoint.Draf
 
 DRAFT, TARGET = GOLDEN / "draft", GOLDEN / "target"
 PROMPTS = 6
-_FIGURES = (("2.50", "0.16", 59.69), ("2.38", "0.15", 61.26), ("2.55", "0.16", 59.69))
 FOUNDING = tuple(
     f"[2026-03-24 10:00:0{i} TP0] Decode batch, #running-req: 1, #token: 412, token usage: 0.01, accept len: {length}, "
     f"accept rate: {rate}, cuda graph: False, gen throughput (token/s): {speed}, #queue-req: 0"
@@ -183,7 +182,7 @@ def test_stdin_and_several_files_are_one_body_of_evidence(trace: Path, tmp_path:
 @pytest.mark.parametrize(
     ("content", "options", "refusal"),
     [
-        ("", (), "no line of a known format"),
+        ("nothing here\n", (), "no line of a known format"),
         (
             'vllm:spec_decode_num_drafts_total{engine="0"} 0\n',
             (),

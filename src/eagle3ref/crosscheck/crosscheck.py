@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from eagle3ref.acceptance import AcceptanceCounts
 from eagle3ref.config import AcceptanceRule, TreeConfig
-from eagle3ref.crosscheck.comparison import Comparison
+from eagle3ref.crosscheck.comparison import KIND_MEANING, Comparison
 from eagle3ref.crosscheck.figures import figures_of
-from eagle3ref.crosscheck.matching import How, Match, match_requests
+from eagle3ref.crosscheck.matching import Match, match_requests
 from eagle3ref.crosscheck.other_answers import requests_alone, same_prompts
+from eagle3ref.crosscheck.outcome import CrossCheck
 from eagle3ref.crosscheck.predict import predict_requests
 from eagle3ref.crosscheck.reference import Reference
 from eagle3ref.crosscheck.same_requests import Pair, pairs_of, round_by_round
@@ -26,103 +26,12 @@ from eagle3ref.draft import Eagle3Draft
 from eagle3ref.engines import EngineProfile
 from eagle3ref.replay import SequenceRounds, replay
 from eagle3ref.servers import Evidence, Reading
-from eagle3ref.speedup import MeasuredRound
-from eagle3ref.statistics import DEFAULT_CONFIDENCE, DEFAULT_MARGIN, Criterion, Difference, Verdict, check_criterion
+from eagle3ref.statistics import DEFAULT_CONFIDENCE, DEFAULT_MARGIN, Criterion, check_criterion
 from eagle3ref.target import Target
 from eagle3ref.trace import Trace
 
+_KINDS = list(KIND_MEANING)
 _NO_THROUGHPUT = "No line tells tokens per second beside its length: the speed without speculation was of no use."
-
-
-@dataclass(frozen=True)
-class CrossCheck:
-    """What came of it.
-
-    Args:
-        comparisons: of every figure, the strongest kind first.
-        matches: of every request.
-        counts: of the replay.
-        margin: within which two lengths count as the same, in tokens per round.
-        confidence: of each one-sided test.
-        assumptions: what all comparisons took for granted, one sentence each.
-        remarks: what does not fit together, and what the evidence says beside acceptance.
-        speed: what the server's tokens per second mean at that length; None without them.
-    """
-
-    comparisons: tuple[Comparison, ...]
-    matches: tuple[Match, ...]
-    counts: AcceptanceCounts
-    margin: float
-    confidence: float
-    assumptions: tuple[str, ...]
-    remarks: tuple[str, ...]
-    speed: MeasuredRound | None = None
-
-    @property
-    def best(self) -> Comparison:
-        """The one that decides: the strongest that can tell; if none can, the strongest."""
-        telling = [c for c in self.comparisons if c.verdict != "cannot tell" and not c.is_quoted]
-        return (telling or list(self.comparisons))[0]
-
-    @property
-    def verdict(self) -> Verdict:
-        """Of the comparison that decides."""
-        return self.best.verdict
-
-    @property
-    def sentence(self) -> str:
-        """The verdict in one line."""
-        best, margin = self.best, f"margin ± {self.margin:g} ({self.best.kind})"
-        size = f"{best.difference.estimate:+.2f} tokens a round"
-        if not best.kind.startswith("same requests"):
-            return f"{best.verdict}: {size}, {self._interval(best.difference)}, {margin}"
-        if best.kind == "same requests in sum":
-            shown = "the sums are equal" if not best.unequal else "the sums are not equal"
-        else:
-            shown = f"{best.num_requests - len(best.unequal)} of {best.num_requests} equal in every integer"
-        if best.verdict == "differs":
-            shown = f"the rounds are others, {shown}"
-        is_drawn = best.as_sample is not None and math.isfinite(best.as_sample.variance)
-        like_these = (
-            f" ({self._interval(best.as_sample)} of requests like these)" if best.as_sample and is_drawn else ""
-        )
-        requests = "this request" if best.num_requests == 1 else f"these {best.num_requests} requests"
-        return f"{best.verdict}: {shown}; {size} on {requests}{like_these}, {margin}"
-
-    def _interval(self, difference: Difference) -> str:
-        """The one that the equivalence test looks at."""
-        low, high = difference.ends(2 * self.confidence - 1)
-        share = f"{2 * self.confidence - 1:.0%}"
-        return f"{share} unknown" if math.isinf(low) else f"{share} [{low:+.2f}, {high:+.2f}]"
-
-    def matched(self, how: How) -> int:
-        """Requests that were matched so."""
-        return sum(match.how == how for match in self.matches)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return {
-            "verdict": self.verdict,
-            "sentence": self.sentence,
-            "margin": self.margin,
-            "confidence": self.confidence,
-            "decides": self.comparisons.index(self.best),
-            "comparisons": [comparison.to_dict(self.confidence) for comparison in self.comparisons],
-            "requests": {
-                "same answer": self.matched("same answer"),
-                "same prompt": self.matched("same prompt"),
-                "unmatched": self.matched("unmatched"),
-                "not the same answer": [
-                    {"request_id": match.request.request_id, "how": match.how, "reason": match.reason}
-                    for match in self.matches
-                    if match.reason
-                ],
-            },
-            "assumptions": list(self.assumptions),
-            "remarks": list(self.remarks),
-            "speed": self.speed and self.speed.to_dict(),
-            "counts": self.counts.to_dict(),
-        }
 
 
 def crosscheck(
@@ -220,6 +129,7 @@ def compare(
     ]
     if not comparisons:
         raise says_nothing(evidence)
+    comparisons.sort(key=_weakness)
     return CrossCheck(
         comparisons=tuple(comparisons),
         matches=matches,
@@ -229,6 +139,11 @@ def compare(
         assumptions=tuple(assumptions(counts, profile)),
         remarks=tuple(remarks(evidence, counts, profile, comparisons, matches, margin)),
     )
+
+
+def _weakness(comparison: Comparison) -> tuple[bool, int, bool]:
+    """To sort by: a value that is none of the server's stands behind, and of a kind a figure without a known error."""
+    return comparison.is_quoted, _KINDS.index(comparison.kind), math.isinf(comparison.difference.variance)
 
 
 def _runs_of(pairs: Sequence[Pair], matches: Sequence[Match], evidence: Evidence) -> list[Reading]:

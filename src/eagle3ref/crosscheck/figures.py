@@ -14,6 +14,8 @@ from eagle3ref.servers import Evidence, Pooled, Reading, Rounded
 from eagle3ref.servers.reading import Average, Scope
 
 _PREFILL = "SGLang: prefill log"  # one for each batch of new requests
+# How benchmarks call their number of requests.
+_REQUESTS = ("successful requests", "completed", "number of questions", "questions", "requests")
 _FEWEST_WINDOWS = 5  # from which their scatter says something
 _SCOPES: tuple[Scope, ...] = ("run", "lifetime", "reference")  # strongest first; windows are pooled before them
 _NAMES: dict[Scope, str] = {"run": "run", "lifetime": "lifetime", "reference": "value to compare with"}
@@ -32,7 +34,8 @@ class Figure:
         average: pooled over rounds, or a mean over requests.
         rounds: behind it, the fewest that fit; None if unknown.
         rounds_how: where that number comes from.
-        prompts: that were begun, as the log's prefill lines show; None if there are none.
+        requests: behind it: prefill lines, a benchmark's summary, or requests of as many tokens; None if unknown.
+        requests_how: what was counted.
         scatter: variance of the mean and degrees of freedom, from one line to the next; None with too few.
         length_how: what was done to get the length; "" if it stands there.
     """
@@ -45,7 +48,8 @@ class Figure:
     average: Average
     rounds: int | None
     rounds_how: str
-    prompts: int | None = None
+    requests: int | None = None
+    requests_how: str = ""
     scatter: tuple[float, int] | None = None
     length_how: str = ""
 
@@ -61,7 +65,7 @@ def figures_of(
     for scope, readings in zip(_SCOPES, (evidence.runs, evidence.lifetimes, evidence.references), strict=True):
         # In time order: the last one stays.
         newest = {(r.tool, r.format, r.source): r for r in readings if r not in leave_out}
-        figures += [figure for r in newest.values() if (figure := _of_reading(r, scope, tree)) is not None]
+        figures += [figure for r in newest.values() if (figure := _of_reading(evidence, r, scope, tree)) is not None]
     return figures
 
 
@@ -71,6 +75,7 @@ def _of_windows(evidence: Evidence, pooled: Pooled, length: Rounded, profile: En
     scatter = None
     if len(lengths) >= _FEWEST_WINDOWS:
         scatter = float(np.var(lengths, ddof=1)) / len(lengths), len(lengths) - 1
+    prefills = evidence.not_acceptance.get(_PREFILL) if pooled.tool == "SGLang" else None
     return Figure(
         of=f"{pooled.count:,} line{'s' if pooled.count > 1 else ''}, {pooled.tool} {pooled.format}",
         scope="window",
@@ -80,13 +85,14 @@ def _of_windows(evidence: Evidence, pooled: Pooled, length: Rounded, profile: En
         average=pooled.average,
         rounds=None if pooled.rounds is None else max(1, int(pooled.rounds.low)),
         rounds_how="not told" if pooled.rounds is None else pooled.rounds.how,
-        prompts=evidence.not_acceptance.get(_PREFILL) or None,
+        requests=prefills or None,
+        requests_how="prefills in the log",
         scatter=scatter,
         length_how="" if pooled.count == 1 or (pooled.rounds and pooled.rounds.is_counted) else pooled.length_how,
     )
 
 
-def _of_reading(reading: Reading, scope: Scope, tree: TreeConfig) -> Figure | None:
+def _of_reading(evidence: Evidence, reading: Reading, scope: Scope, tree: TreeConfig) -> Figure | None:
     found = _length(reading, tree)
     if found is None:
         return None
@@ -94,6 +100,7 @@ def _of_reading(reading: Reading, scope: Scope, tree: TreeConfig) -> Figure | No
     rounds, rounds_how = reading.rounds, "counted"
     if rounds is None and reading.completion_tokens and length.value > 0:
         rounds, rounds_how = int(reading.completion_tokens / length.high), "completion tokens / length"
+    requests, requests_how = _requests_behind(reading, evidence)
     source = f", {reading.source}" if reading.source else ""
     return Figure(
         of=f"{_NAMES[scope]} of {reading.tool} {reading.format}{source}",
@@ -104,8 +111,21 @@ def _of_reading(reading: Reading, scope: Scope, tree: TreeConfig) -> Figure | No
         average=reading.average,
         rounds=rounds or None,
         rounds_how=rounds_how if rounds else "not told",
+        requests=requests,
+        requests_how=requests_how,
         length_how=how,
     )
+
+
+def _requests_behind(reading: Reading, evidence: Evidence) -> tuple[int | None, str]:
+    """A benchmark's own; a server's totals may have other traffic in them, unless the tokens add up."""
+    stated = [reading.other[name] for name in _REQUESTS if name in reading.other]
+    if reading.scope == "run" and stated and isinstance(stated[0], int | float) and stated[0] >= 1:
+        return int(stated[0]), "requests of the benchmark"
+    tokens = [request.completion_tokens or len(request.output_ids or ()) for request in evidence.requests]
+    if tokens and reading.completion_tokens == sum(tokens):
+        return len(tokens), "requests with as many tokens"
+    return None, ""
 
 
 def _length(reading: Reading, tree: TreeConfig) -> tuple[Rounded, LengthForm, str] | None:

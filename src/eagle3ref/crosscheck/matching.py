@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +11,7 @@ from eagle3ref.servers import Reading
 from eagle3ref.trace import Trace
 
 How = Literal["same answer", "same prompt", "unmatched"]
+_TELLING = 8  # output ids that are no common beginning: without prompt ids nothing else says whose they are
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ def match_requests(trace: Trace, requests: Sequence[Reading]) -> tuple[Match, ..
     """Each request with the recorded sequence of the same prompt ids, and of several the one with the same answer.
 
     A request that tells no prompt ids is matched by its id, if that is the id of a sequence; an id that means another
-    prompt is then refuted by an answer that begins otherwise. Server and trace may have several answers to one prompt.
+    prompt is then refuted by an answer that begins otherwise. Without such an id it is matched by its answer, if only
+    one sequence has that. Server and trace may have several answers to one prompt.
     """
     recorded = [_Recorded(s.id, tuple(s.tokens[: s.prompt_length].tolist()), tuple(s.answer.tolist())) for s in trace]
     by_prompt: dict[tuple[int, ...], list[_Recorded]] = defaultdict(list)
@@ -58,8 +60,8 @@ def _match(request: Reading, by_prompt: dict[tuple[int, ...], list[_Recorded]], 
         candidates = by_prompt.get(request.prompt_ids, [])
         missing = "its prompt is not in the trace"
     else:
-        candidates = [by_id[request.request_id]] if request.request_id in by_id else []
-        missing = "it tells no prompt ids, and its id is no sequence of the trace"
+        candidates = [by_id[request.request_id]] if request.request_id in by_id else _of_answer(request, by_id.values())
+        missing = "it tells no prompt ids, its id is no sequence of the trace, and no single one has its answer"
     if not candidates:
         return Match(request, "unmatched", reason=missing)
     output = request.output_ids
@@ -78,6 +80,13 @@ def _match(request: Reading, by_prompt: dict[tuple[int, ...], list[_Recorded]], 
     else:
         reason = f"its answer differs at token {same}: {output[same]}, recorded {best.answer[same]}"
     return Match(request, "same prompt", best.id, same, reason)
+
+
+def _of_answer(request: Reading, recorded: Iterable[_Recorded]) -> list[_Recorded]:
+    """The sequence whose answer begins with the request's; none if several do, or if too short to tell one."""
+    output = request.output_ids or ()
+    found = [one for one in recorded if len(output) >= _TELLING and one.answer[: len(output)] == output]
+    return found if len(found) == 1 else []
 
 
 def _common(output: tuple[int, ...], answer: tuple[int, ...]) -> int:

@@ -59,6 +59,27 @@ def more_data(
     return MoreData(None, factor, f"More of both would tell{_STAYS}: {both}.")
 
 
+def too_few_rounds(rounds: int, criterion: Criterion) -> MoreData | None:
+    """What equal integers lack for ``agrees``; None if they are enough.
+
+    Rule of three: where none of R rounds came out otherwise, their share is below ``-ln(1 - confidence) / R``, 3 / R at
+    0.95. A round that does is taken to move the sum by one token, so that this share has to be within the margin.
+
+    Args:
+        rounds: different ones that were compared.
+        criterion: of the verdict.
+    """
+    needed = math.ceil(-math.log(1 - criterion.confidence) / criterion.margin)
+    if rounds >= needed:
+        return None
+    missing = needed - rounds
+    sentence = (
+        f"{missing:,} more rounds of the same answers would tell: a difference of the margin may go "
+        f"unseen in {rounds:,} equal ones, and seldom does in {needed:,}."
+    )
+    return MoreData(needed, needed / rounds if rounds else math.inf, sentence)
+
+
 def _count(number: float) -> str:
     """Two digits: it is an estimate."""
     unit = 10 ** max(0, len(str(math.ceil(number))) - 2)

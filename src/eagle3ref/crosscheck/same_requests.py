@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from eagle3ref.crosscheck.comparison import Comparison, Correction, UnequalRequest, completion_corrections
 from eagle3ref.crosscheck.matching import Match
-from eagle3ref.crosscheck.more_data import MoreData
+from eagle3ref.crosscheck.more_data import MoreData, too_few_rounds
 from eagle3ref.crosscheck.near_ties import MOST_NEAR_TIES, NEAR_TIES_UNLIKELY, near_tie_probability
 from eagle3ref.crosscheck.predict import LengthForm, PredictedRequest, plain_length
 from eagle3ref.crosscheck.request_terms import by_prompt, form_of, ratio, rounds_of, server_terms, tells_length
@@ -51,6 +51,12 @@ class Pair:
         return others
 
     @property
+    def told_rounds(self) -> int:
+        """Rounds whose c is known: all but a last one that runs past the record."""
+        is_open = self.predicted.last_high > self.predicted.num_accepted[-1] if self.predicted.roots else False
+        return self.predicted.rounds - is_open
+
+    @property
     def nearest(self) -> int:
         """The reference's accepted drafts, the last round taken at that end of its bounds that suits the server."""
         accepted = self.request.accepted_drafts or 0
@@ -78,8 +84,9 @@ def pairs_of(matches: Sequence[Match], predicted: Mapping[str, PredictedRequest]
 def round_by_round(pairs: Sequence[Pair], criterion: Criterion) -> Comparison | None:
     """Every request that tells something of its own acceptance, against the reference's integers; None if none does.
 
-    All equal: ``agrees``. More unequal ones than near-ties explain: ``differs``, whatever that does to the length,
-    because the answer determines its rounds. Fewer: ``agrees`` if the sums of these requests are within the margin.
+    All equal: ``agrees``, if the rounds are enough to have shown a difference of the margin. More unequal ones than
+    near-ties explain: ``differs``, whatever that does to the length, because the answer determines its rounds. Fewer:
+    ``agrees`` if the sums of these requests are within the margin, too.
     """
     told = [pair for pair in pairs if tells_length(pair.request) and pair.predicted.rounds]
     if not told:
@@ -89,9 +96,9 @@ def round_by_round(pairs: Sequence[Pair], criterion: Criterion) -> Comparison | 
     reference = _reference_terms(told, form)
     unequal = [pair for pair in told if pair.unequal]
     rounds = int(reference.denominators.sum())
-    chance = _chance_of_near_ties(told)
+    chance = chance_of_near_ties(told) if unequal else None
     census = _census(told, server, reference)
-    judged = judge_unequal(census, chance, criterion) if unequal else Judged("agrees")
+    judged = judge_integers(census, chance, different_rounds(told), criterion)
     plain = plain_length([pair.predicted for pair in told], reference.value)
     return Comparison(
         kind="same requests round by round",
@@ -110,12 +117,13 @@ def round_by_round(pairs: Sequence[Pair], criterion: Criterion) -> Comparison | 
         corrections=_corrections(told, form, reference.value - plain),
         unequal=tuple(UnequalRequest(p.predicted.id, p.request.request_id, p.unequal) for p in unequal),
         num_requests=len(told),
-        near_tie_probability=chance if unequal else None,
+        compared_rounds=different_rounds(told),
+        near_tie_probability=chance,
         more=judged.more,
     )
 
 
-def _chance_of_near_ties(pairs: Sequence[Pair]) -> float:
+def chance_of_near_ties(pairs: Sequence[Pair]) -> float:
     """Each recorded answer counts once: a server that is asked again flips the same near-tie again."""
     flips: dict[str, int] = {}
     rounds: dict[str, int] = {}
@@ -126,21 +134,32 @@ def _chance_of_near_ties(pairs: Sequence[Pair]) -> float:
     return near_tie_probability(sum(flips.values()), sum(rounds.values()), MOST_NEAR_TIES)
 
 
-def judge_unequal(census: Difference, chance: float, criterion: Criterion) -> Judged:
-    """The verdict when some request is not equal.
+def different_rounds(pairs: Sequence[Pair]) -> int:
+    """Rounds that were compared: those of an answer that is asked again are no further ones."""
+    told: dict[str, int] = {}
+    for pair in pairs:
+        told[pair.predicted.id] = max(told.get(pair.predicted.id, 0), pair.told_rounds)
+    return sum(told.values())
+
+
+def judge_integers(census: Difference, chance: float | None, rounds: int, criterion: Criterion) -> Judged:
+    """The verdict on the same answers.
 
     Args:
         census: of these requests; nothing was drawn.
-        chance: that near-ties explain all of it.
+        chance: that near-ties explain all that is unequal; None if nothing is.
+        rounds: that were compared.
         criterion: of the verdict.
     """
-    if chance < NEAR_TIES_UNLIKELY:
+    if chance is not None and chance < NEAR_TIES_UNLIKELY:
         return Judged("differs")
-    low, high = census.ends(criterion.confidence)
-    if -criterion.margin <= low and high <= criterion.margin:
-        return Judged("agrees")
-    why = f"Near-ties may be all of it (chance {chance:.2f}), or a fault that few requests show: give more requests."
-    return Judged("cannot tell", MoreData(None, math.inf, why))
+    if chance is not None and census.verdict(*criterion) != "agrees":
+        why = (
+            f"Near-ties may be all of it (chance {chance:.2f}), or a fault that few requests show: give more requests."
+        )
+        return Judged("cannot tell", MoreData(None, math.inf, why))
+    more = too_few_rounds(rounds, criterion)
+    return Judged("agrees" if more is None else "cannot tell", more)
 
 
 def _reference_terms(pairs: Sequence[Pair], form: LengthForm) -> RatioOfSums:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from eagle3ref.crosscheck.comparison import Comparison, Correction, UnequalRequest
 from eagle3ref.crosscheck.near_ties import MOST_NEAR_TIES, near_tie_probability
 from eagle3ref.crosscheck.predict import LengthForm, accepted_at, plain_length
-from eagle3ref.crosscheck.same_requests import Judged, Pair, judge_unequal
+from eagle3ref.crosscheck.same_requests import Pair, different_rounds, judge_integers
 from eagle3ref.servers import Reading
 from eagle3ref.statistics import Criterion, Difference
 
@@ -34,10 +34,11 @@ def in_sum(pairs: Sequence[Pair], run: Reading, criterion: Criterion) -> Compari
     low, high = sum(r.accepted_low for r in requests), sum(r.accepted_high for r in requests)
     nearest = min(max(run.accepted_drafts, low), high)
     wrong = _unequal(pairs, run, rounds + padding, (low, high))
-    chance = near_tie_probability(_fewest_flips(pairs, run, rounds + padding, nearest), rounds, MOST_NEAR_TIES)
+    flips = _fewest_flips(pairs, run, rounds + padding, nearest)
+    chance = near_tie_probability(flips, rounds, MOST_NEAR_TIES) if wrong else None
     server, reference = 1 + run.accepted_drafts / run.rounds, 1 + nearest / (rounds + padding)
     census = Difference(server - reference, 0.0)
-    judged = judge_unequal(census, chance, criterion) if wrong else Judged("agrees")
+    judged = judge_integers(census, chance, different_rounds(pairs), criterion)
     plain = plain_length(requests, reference)
     moved_by_padding = reference - (1 + nearest / rounds)
     corrections = [
@@ -64,7 +65,8 @@ def in_sum(pairs: Sequence[Pair], run: Reading, criterion: Criterion) -> Compari
         corrections=tuple(corrections),
         unequal=(UnequalRequest("all together", None, wrong),) if wrong else (),
         num_requests=len(pairs),
-        near_tie_probability=chance if wrong else None,
+        compared_rounds=different_rounds(pairs),
+        near_tie_probability=chance,
         more=judged.more,
     )
 

@@ -13,7 +13,6 @@ from eagle3ref.engines import EngineProfile
 from eagle3ref.servers import Evidence
 
 _MOST_REMARKS = 12
-_TOO_FEW = 0.05
 _ENGINES = {"SGLang", "vLLM", "TensorRT-LLM", "llama.cpp"}
 _OF_A_SERVER = ("request", "window", "lifetime")
 
@@ -79,14 +78,17 @@ def remarks(
 
 
 def _of_comparisons(comparisons: Sequence[Comparison], margin: float) -> Iterator[str]:
-    verdicts = {comparison.verdict for comparison in comparisons if not comparison.is_quoted}
-    if {"agrees", "differs"} <= verdicts:
-        yield "The figures contradict each other: some agree with the reference, some differ; the strongest decides."
+    best, *weaker = [comparison for comparison in comparisons if not comparison.is_quoted] or comparisons[:1]
+    for verdict in dict.fromkeys(c.verdict for c in weaker if c.verdict not in (best.verdict, "cannot tell")):
+        said = f"a weaker figure {verdict} (other figures)"
+        if best.verdict == "cannot tell":
+            yield f"The strongest comparison cannot tell; {said}, which settles nothing beside it."
+        else:
+            yield f"The figures contradict each other: the strongest {best.verdict} and decides, {said}."
     for comparison in comparisons:
-        if comparison.kind.startswith("same requests") and not comparison.unequal:
-            share = 3 / comparison.reference_rounds  # (1 - share)^rounds is 5 %
-            few = " Send more requests for a firmer word." if share > _TOO_FEW else ""
-            yield f"All equal: at 95 % fewer than {share:.1%} of rounds like these come out otherwise.{few}"
+        if comparison.verdict == "agrees" and comparison.compared_rounds and not comparison.unequal:
+            share = 3 / comparison.compared_rounds  # (1 - share)^rounds is 5 %
+            yield f"All equal: at 95 % fewer than {share:.1%} of rounds like these come out otherwise."
         chance = comparison.near_tie_probability
         if chance is None:
             continue

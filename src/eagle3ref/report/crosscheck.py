@@ -85,13 +85,10 @@ def _intervals(best: Comparison, confidence: float, margin: float) -> list[tuple
             return [("  interval", of_these)]
         like_these = f"{_ends(best.as_sample, level)}, of requests like these"
         return [("  interval", of_these), (f"  {level:.0%} interval", like_these)]
-    agrees, differs = (
-        f"agrees if all of it is within ± {margin:g}",
-        "differs if 0 is not in it, and the estimate beyond",
-    )
+    decides = f"agrees if all of it is within ± {margin:g}, differs if all of it is beyond"
     return [
-        (f"  {level:.0%} interval", f"{_ends(best.difference, level)}: {agrees}"),
-        (f"  {confidence:.0%} interval", f"{_ends(best.difference, confidence)}: {differs}"),
+        (f"  {level:.0%} interval", f"{_ends(best.difference, level)}: {decides}"),
+        (f"  {confidence:.0%} interval", f"{_ends(best.difference, confidence)}: differs only if 0 is not in it"),
     ]
 
 

@@ -58,12 +58,13 @@ class Difference:
         return self.estimate - self.below - half, self.estimate + self.above + half
 
     def verdict(self, margin: float = DEFAULT_MARGIN, confidence: float = DEFAULT_CONFIDENCE) -> Verdict:
-        """Two one-sided tests (Schuirmann 1987) for ``agrees``, an ordinary one for ``differs``.
+        """Two one-sided tests (Schuirmann 1987), both ways, by the interval at ``2 * confidence - 1`` (0.90 for 0.95).
 
-        ``agrees``: the interval at ``2 * confidence - 1`` (0.90 for 0.95) lies within ± margin: each of the two
-        hypotheses "the difference is the margin or more" is rejected at 1 - confidence. ``differs``: the interval at
-        ``confidence`` excludes 0 and the estimate lies outside ± margin. A difference that is surely there and surely
-        smaller than the margin ``agrees``. Neither: ``cannot tell``.
+        ``agrees``: it lies within ± margin, so that both "the difference is the margin or more" and "minus the margin
+        or less" are rejected at 1 - confidence. ``differs``: it lies outside ± margin, so that "the difference is
+        within the margin" is. Where the interval is much wider than the margin, the two ways to lie outside add up to
+        twice that error; so the interval at ``confidence`` has to be without 0 as well. Neither: ``cannot tell``, also
+        where a difference is surely there and perhaps smaller than the margin.
 
         Raises:
             Eagle3RefError: a margin that is not positive, or ``confidence`` outside (0.5, 1).
@@ -72,8 +73,16 @@ class Difference:
         low, high = self.ends(2 * confidence - 1)
         if -margin <= low and high <= margin:
             return "agrees"
+        return "differs" if (low > margin or high < -margin) and self.is_there(confidence) else "cannot tell"
+
+    def is_there(self, confidence: float = DEFAULT_CONFIDENCE) -> bool:
+        """Whether the two-sided interval is without 0.
+
+        Raises:
+            Eagle3RefError: as ``ends``.
+        """
         low, high = self.ends(confidence)
-        return "differs" if (low > 0 or high < 0) and abs(self.estimate) > margin else "cannot tell"
+        return low > 0 or high < 0
 
     def factor_to_tell(self, margin: float = DEFAULT_MARGIN, confidence: float = DEFAULT_CONFIDENCE) -> float:
         """What the variance must be divided by before this estimate, if it stays, gives ``agrees`` or ``differs``.
@@ -85,14 +94,14 @@ class Difference:
         """
         if self.verdict(margin, confidence) != "cannot tell":
             return 1.0
-        room, level = self._room(margin, confidence)
-        if room <= 0 or math.isinf(self.variance):
+        rooms = self._rooms(margin, confidence)
+        if min(room for _, room in rooms) <= 0 or math.isinf(self.variance):
             return math.inf
 
         def needed(factor: float) -> float:
             """With that much more data there are more degrees of freedom, too, and the quantile is smaller."""
             freedom = max(1, math.floor(self.degrees_of_freedom * factor))
-            return self.variance * (_quantile(level, freedom) / room) ** 2
+            return self.variance * max(_quantile(level, freedom) / room for level, room in rooms) ** 2
 
         low, high = 1.0, max(1.0, needed(1.0))
         for _ in range(50):  # what is needed falls with what there is: they meet once
@@ -104,12 +113,12 @@ class Difference:
         """The same difference with more of it left open."""
         return replace(self, below=self.below + below, above=self.above + above)
 
-    def _room(self, margin: float, confidence: float) -> tuple[float, float]:
-        """How wide half of the interval may be for a verdict, and the interval's confidence."""
+    def _rooms(self, margin: float, confidence: float) -> list[tuple[float, float]]:
+        """How wide half of each interval that has a say may be for a verdict: (its confidence, that width)."""
         if abs(self.estimate) > margin:
-            toward_zero = self.below if self.estimate > 0 else self.above
-            return abs(self.estimate) - toward_zero, confidence
-        return margin - max(self.estimate + self.above, self.below - self.estimate), 2 * confidence - 1
+            to_zero = abs(self.estimate) - (self.below if self.estimate > 0 else self.above)
+            return [(2 * confidence - 1, to_zero - margin), (confidence, to_zero)]
+        return [(2 * confidence - 1, margin - max(self.estimate + self.above, self.below - self.estimate))]
 
     def _half_width(self, confidence: float) -> float:
         if self.variance == 0 or math.isinf(self.variance):
@@ -197,16 +206,13 @@ def rounds_to_tell(
             expected=f"0.5 <= power < 1, a variance of 0 or more, and a difference that is not the margin {margin}",
             action="Correct the settings.",
         )
-    if abs(true_difference) > margin:
-        # To exclude 0, and to have the estimate beyond the margin; whichever takes more.
-        needed = max(
-            (_normal(confidence) + _normal(2 * power - 1)) / abs(true_difference),
-            _normal(2 * power - 1) / (abs(true_difference) - margin),
-        )
-    elif true_difference == 0:  # both one-sided tests have to reject
-        needed = (_normal(2 * confidence - 1) + _normal(power)) / margin
+    level, away = 2 * confidence - 1, abs(margin - abs(true_difference))
+    if true_difference == 0:  # both one-sided tests have to reject
+        needed = (_normal(level) + _normal(power)) / margin
     else:
-        needed = (_normal(2 * confidence - 1) + _normal(2 * power - 1)) / (margin - abs(true_difference))
+        needed = (_normal(level) + _normal(2 * power - 1)) / away
+    if abs(true_difference) > margin:  # and 0 has to be excluded
+        needed = max(needed, (_normal(confidence) + _normal(2 * power - 1)) / abs(true_difference))
     return max(1, math.ceil(round_variance * needed**2))
 
 
