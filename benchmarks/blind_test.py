@@ -10,12 +10,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from blind import CHAIN, FAULTS, NEW_TOKENS, SOME_FAULTS, TREE_FAULTS, TREES, TWO_FAULTS, Blind, Told, run_blind
+from blind import (
+    CHAIN,
+    FAULTS,
+    NEW_TOKENS,
+    SOME_FAULTS,
+    TREE_FAULTS,
+    TREES,
+    TWO_FAULTS,
+    Blind,
+    Told,
+    run_blind,
+    world_at,
+)
 
 import eagle3ref as e3
 
@@ -46,9 +59,25 @@ def main() -> None:
         run = run_blind(kind, faults, told, num_prompts=prompts, tree=tree, temperature=temperature)
         rows.append(row(kind, told, tree, temperature, run))
         print(json.dumps(rows[-1]), flush=True)
-    settings = {"new_tokens": NEW_TOKENS, "prompts": prompts, "dtype": "float32"}
+    settings = {"new_tokens": NEW_TOKENS, "prompts": prompts, "dtype": "float32", "wall_clock": wall_clock(prompts)}
     RESULTS.write_text(json.dumps({**settings, "summary": summary(rows), "rows": rows}, indent=1) + "\n")
     print(json.dumps(summary(rows), indent=1))
+
+
+def wall_clock(prompts: int) -> list[dict[str, Any]]:
+    """What one diagnosis costs in rows and by the clock, both in plain replays of the trace."""
+    found = []
+    for kind in KINDS:
+        here = world_at(kind, prompts, 0.0)
+        e3.replay(here.trace, here.draft, CHAIN)  # the first one also reads the trace from the disk
+        started = time.perf_counter()
+        e3.replay(here.trace, here.draft, CHAIN)
+        replay = time.perf_counter() - started
+        cost = run_blind(kind, ("capture-plus-1",), "request fields", num_prompts=prompts).diagnosis.cost
+        by_clock = round(cost.seconds / replay, 1)
+        found.append({"pair": kind, "replays_by_rows": round(cost.replays, 1), "replays_by_clock": by_clock})
+        found[-1]["seconds"] = round(cost.seconds, 1)
+    return found
 
 
 def row(kind: str, told: Told, tree: e3.TreeConfig, temperature: float, blind: Blind) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from pair_worlds import World, world
 from safetensors.torch import load_file, save_file
 
 import eagle3ref as e3
-from eagle3ref.diagnose import Diagnosis, diagnose_files, diagnose_with
+from eagle3ref.crosscheck import crosscheck
+from eagle3ref.diagnose import RIGHT, Diagnosis, diagnose_files, diagnose_with
 from eagle3ref.diagnose.likelihood import conditional_rates
 from eagle3ref.diagnose.moments import predicted_figures
 from eagle3ref.servers import Evidence, Reading, Rounded, infer_rate, read
@@ -68,7 +69,8 @@ def test_tc01_exactly_one() -> None:
         assert inferred.verdict != "none", era
         assert all(one.strict_rate is None or one.strict_rate.low <= 0 for one in inferred.readings)
     line = "Decode batch. #running-req: 1, #token: 99, token usage: 0.01, accept len: 1.00, accept rate: 0.00, "
-    dead = Evidence.gather(read([line + "cuda graph: True, gen throughput (token/s): 60.0, #queue-req: 0"]))
+    line += "cuda graph: True, gen throughput (token/s): 60.0, #queue-req: 0"
+    dead = Evidence.gather(read([line] * 3))
     found = diagnose_with(laboratory("llama", PROMPTS), dead)
     assert found.verdict == "tie"
     assert {"wrong_flag", "embed_lm_head", "vocab_map"} <= set(found.causes)
@@ -77,6 +79,9 @@ def test_tc01_exactly_one() -> None:
     by_command = diagnose_files(explanation, dead)
     assert by_command is not None
     assert by_command.from_files[0].name == "wrong-algorithm"
+    assert diagnose_files(explanation, Evidence.gather(read([line]))) is None  # some twenty rounds
+    assert diagnose_files(explanation, run_of(rounds=1, accepted_drafts=0)) is None
+    assert diagnose_files(explanation, run_of(accept_length=Rounded.printed("1.00"))) is None
 
 
 def test_tc02_ids_off_by_one() -> None:
@@ -133,8 +138,8 @@ def test_tc04_missing_head(tmp_path: Path) -> None:
 def test_tc10_rate_of_another_era() -> None:
     """Catches a rate that is taken for accepted drafts over drafted ones although the root is in it."""
     case = given("TC10")
-    length, rate = (part.split(": ")[1] for part in case["line"].split(", "))
-    found = infer_rate(Rounded.printed(length), Rounded.printed(rate), num_draft_tokens=case["num_draft_tokens"])
+    found = Evidence.gather(read([case["line"]])).rate(num_draft_tokens=case["num_draft_tokens"])
+    assert found is not None
     assert found.verdict != "none"
     for one in found.readings:
         assert one.strict_rate is not None
@@ -144,7 +149,7 @@ def test_tc10_rate_of_another_era() -> None:
 
 def test_tc11_mean_over_requests() -> None:
     """Catches a mean over requests that is held against the mean over rounds, and called a fault."""
-    figures = predicted_figures(laboratory("llama", PROMPTS).predict(laboratory("llama", PROMPTS).hypotheses[0]).counts)
+    figures = predicted_figures(laboratory("llama", PROMPTS).predict(RIGHT).counts)
     assert abs(figures.mean_length.mean - figures.length.mean) > 0.02
     macro = Rounded.printed(f"{figures.mean_length.mean:.4f}")
     told = Evidence.gather(
@@ -154,6 +159,9 @@ def test_tc11_mean_over_requests() -> None:
     right = next(candidate for candidate in found.ranked if candidate.name == "right")
     assert right in found.leading
     assert right.p > 0.9
+    checked = crosscheck(here().trace, here().draft, told, CHAIN)
+    assert checked.verdict != "differs"
+    assert "mean over requests" in [one.name for one in checked.comparisons[0].corrections]
     assert expected("TC11").startswith("metric_definition")
 
 
@@ -175,7 +183,7 @@ def test_tc14_rotated_states() -> None:
     bad, good = given("TC14")["bad"], given("TC14")["good"]
     for case in (bad, good):
         assert 1 + case["accepted"] / case["drafts"] == pytest.approx(case["len"], abs=0.005)
-    figures = predicted_figures(laboratory("llama", PROMPTS).predict(laboratory("llama", PROMPTS).hypotheses[0]).counts)
+    figures = predicted_figures(laboratory("llama", PROMPTS).predict(RIGHT).counts)
     assert 2 * figures.length.sd(good["drafts"]) > 0.25
 
 
@@ -205,10 +213,20 @@ def test_tc16_in_the_files(tmp_path: Path) -> None:
 
 def test_tc17_joint_and_conditional() -> None:
     """Catches joint rates that are scored as conditional ones, or the other way round."""
-    joint = tuple(map(Rounded.exactly, given("TC17")["joint"]))
-    conditional = [rate.value for rate in conditional_rates(joint)]
+    joint = ", ".join(map(str, given("TC17")["joint"]))
+    (line,) = read([f"SpecDecoding metrics: Mean acceptance length: 2.48, Per-position acceptance rate: {joint}"])
+    assert isinstance(line, Reading)
+    conditional = [rate.value for rate in conditional_rates(line.accept_rate_at)]
     told = [float(number) for number in re.findall(r"\.\d{3}", expected("TC17"))]
     assert conditional == pytest.approx(told, abs=0.001)
+    figures = predicted_figures(laboratory("llama", PROMPTS).predict(RIGHT).counts)
+    ps = []
+    for rates in (figures.joint, [one.mean for one in figures.conditional]):
+        length = Rounded.exactly(1 + sum(rates))
+        said = run_of(rounds=2000, accept_length=length, accept_rate_at=tuple(map(Rounded.exactly, rates)))
+        found = diagnose_with(laboratory("llama", PROMPTS), said)
+        ps += [candidate.p for candidate in found.ranked if candidate.name == "right"]
+    assert ps[0] > 0.9 > 0.5 > ps[1]
 
 
 def test_tc18_identical_arms() -> None:
@@ -221,16 +239,23 @@ def test_tc18_identical_arms() -> None:
         found = diagnose_with(laboratory("llama", PROMPTS), legs[0], against=legs[1])
         assert found.against is not None
         assert not found.against.differs
-        assert found.against.sentence.startswith("No difference is shown")
+        assert set(expected("TC18").split()) <= set(re.findall(r"\w+", found.against.sentence.lower()))
+        assert "± " in found.against.sentence
+    unsized = run_of(accept_length=Rounded.printed("3.00"))
+    found = diagnose_with(laboratory("llama", PROMPTS), legs[0], against=unsized)
+    assert found.against is not None
+    assert (found.against.differs, found.against.half_width) == (False, None)
 
 
 def test_tc19_another_workload() -> None:
     """Catches text that is easier than the trace's being taken for a better wiring, or for a fault of the draft."""
     case = given("TC19")
     ratio = case["raw"] / case["chat"]
-    figures = predicted_figures(laboratory("llama", PROMPTS).predict(laboratory("llama", PROMPTS).hypotheses[0]).counts)
+    figures = predicted_figures(laboratory("llama", PROMPTS).predict(RIGHT).counts)
     drafts = min(0.98 * 3, (figures.length.mean - 1) * ratio)
     found = diagnose_with(laboratory("llama", PROMPTS), run_of(rounds=20_000, accepted_drafts=round(20_000 * drafts)))
     assert "above" in [sign.symptom for sign in found.signs]
     assert found.verdict not in ("as it should be", "cause named")
     assert found.runtime[0].name == "easy-text"
+    assert expected("TC19").startswith("prompt_template")
+    assert "chat template" in found.runtime[0].what

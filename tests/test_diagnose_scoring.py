@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from simulated_counts import TREE, counts_of, printed, simulated
 
-from eagle3ref.crosscheck import Match, PredictedRequest
+from eagle3ref.crosscheck import Match, PredictedRequest, near_tie_probability
+from eagle3ref.crosscheck.near_ties import MOST_NEAR_TIES
 from eagle3ref.diagnose.likelihood import score_figures, score_requests, score_sum
 from eagle3ref.diagnose.moments import predicted_figures
 from eagle3ref.diagnose.observation import Figures, RequestByRequest, RequestsInSum
@@ -40,6 +41,12 @@ def reading(accepted: list[int]) -> Reading:
         accepted_drafts=sum(accepted),
         histogram=tuple(accepted.count(c) for c in range(4)),
     )
+
+
+def old_reading(rounds: int, tokens: int) -> Reading:
+    """What SGLang said before it counted accepted drafts: spec_verify_ct, and the length of the answer."""
+    some = {"tool": "SGLang", "format": "meta_info", "scope": "request", "output_ids": (0,) * tokens}
+    return Reading(**some, rounds=rounds, completion_tokens=tokens)
 
 
 @given(
@@ -108,10 +115,37 @@ def test_requests_are_equal_or_not() -> None:
     assert score_requests(RequestByRequest(tuple(other)), predicted).p < 0.01
 
 
+def test_rounds_alone_tell_how_far_off_a_request_is() -> None:
+    """Catches a request that tells only rounds and tokens (old SGLang), and counts the same however far off."""
+    predicted = {"0": request([0, 2, 1, 3, 0, 1, 0, 0, 2, 1, 1, 0, 3, 0, 0, 1, 0, 2, 0, 1])}
+    tokens = predicted["0"].completion_tokens
+
+    def score(rounds: int) -> float:
+        said = old_reading(rounds, tokens)
+        return score_requests(RequestByRequest((Match(said, "same answer", "0"),)), predicted).log_likelihood
+
+    assert score(20) > score(21) + 1
+    assert score(21) > score(24) > score(30) > score(38)
+    assert score(20) > score(38) + 6
+
+
+def test_how_far_off_counts_for_the_fit() -> None:
+    """Catches one request with three times the rounds that passes for one near-tie."""
+    predicted = {"0": request([2] * 20)}
+    tokens = predicted["0"].completion_tokens
+
+    def p(rounds: int) -> float:
+        return score_requests(RequestByRequest((Match(old_reading(rounds, tokens), "same answer", "0"),)), predicted).p
+
+    assert p(20) == 1
+    assert p(21) == pytest.approx(near_tie_probability(1, 20, MOST_NEAR_TIES))
+    assert p(58) < 1e-6
+
+
 def test_sums_of_requests() -> None:
     """Catches a sum that is held against some of the requests as if they were all, and a truth that does not win."""
     random = np.random.default_rng(0)
-    right = {str(i): request(random.integers(0, 4, size=12).tolist()) for i in range(20)}
+    right = {str(i): request(random.integers(0, 4, size=12).tolist()) for i in range(40)}
     wrong = {
         name: request([max(0, c - (i % 2 == 0)) for i, c in enumerate(p.num_accepted)]) for name, p in right.items()
     }

@@ -34,7 +34,7 @@ from eagle3ref.cli.options import (
 )
 from eagle3ref.cli.setup import recorded_target
 from eagle3ref.config import AcceptanceRule, TreeConfig, default_rule
-from eagle3ref.diagnose import SYMPTOMS, Diagnosis, diagnose_files
+from eagle3ref.diagnose import DEFAULT_BUDGET, SYMPTOMS, Diagnosis, diagnose_files
 from eagle3ref.diagnose import diagnose as diagnose_server
 from eagle3ref.draft import load_draft
 from eagle3ref.engines import engine_profile
@@ -43,6 +43,7 @@ from eagle3ref.explain import EngineDraft, Explanation, load_draft_as
 from eagle3ref.explain import explain as explain_wiring
 from eagle3ref.report.diagnosis import diagnosis_report
 from eagle3ref.servers import Evidence
+from eagle3ref.statistics import DEFAULT_MARGIN
 from eagle3ref.trace import Trace
 
 
@@ -67,8 +68,10 @@ def diagnose(
     symptom: Annotated[
         list[str] | None, typer.Option(help=f"What you saw besides; may be repeated: {', '.join(SYMPTOMS)}.")
     ] = None,
-    margin: Annotated[float, typer.Option(min=0, help="Tokens per round that do not matter.")] = 0.05,
-    budget: Annotated[float, typer.Option(min=1, help="Most that it costs, in replays of the trace.")] = 25.0,
+    margin: Annotated[float, typer.Option(min=0, help="Tokens per round that do not matter.")] = DEFAULT_MARGIN,
+    budget: Annotated[
+        float, typer.Option(min=1, help="Most draft rows, in plain replays of the trace.")
+    ] = DEFAULT_BUDGET,
     capture_points: CapturePoints = None,
     device: Device = "cpu",
     dtype: Annotated[DTypeName | None, typer.Option(help="Of the draft.", show_default="the trace's")] = None,

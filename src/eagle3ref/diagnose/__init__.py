@@ -1,6 +1,6 @@
 """Why a server's acceptance differs: known mis-wirings replayed, scored against the evidence, ranked."""
 
-from eagle3ref.diagnose.diagnose import diagnose, diagnose_files, diagnose_with
+from eagle3ref.diagnose.diagnose import DEFAULT_BUDGET, diagnose, diagnose_files, diagnose_with
 from eagle3ref.diagnose.diagnosis import VERDICT_MEANING, Cost, Diagnosis, Verdict
 from eagle3ref.diagnose.hypothesis import RIGHT, Hypothesis, LeftOut
 from eagle3ref.diagnose.laboratory import Laboratory, Prediction
@@ -11,6 +11,7 @@ from eagle3ref.diagnose.symptoms import Sign
 from eagle3ref.diagnose.wiring import Wiring
 
 __all__ = [
+    "DEFAULT_BUDGET",
     "RIGHT",
     "RUNTIME_CAUSES",
     "SYMPTOMS",

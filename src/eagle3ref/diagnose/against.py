@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eagle3ref.diagnose.moments import Predicted
-from eagle3ref.servers import Evidence, Pooled, Reading
+from eagle3ref.servers import Evidence, Reading
 
 _CONFIDENT = 2.576  # standard errors: 99 % two-sided
-_UNKNOWN_ROUNDS = 100.0
 
 
 @dataclass(frozen=True)
@@ -19,22 +18,22 @@ class Against:
 
     Args:
         difference: acceptance length of the other minus that of the evidence, in tokens per round.
-        half_width: of its 99 % interval.
+        half_width: of its 99 % interval; None where one of them does not say over how many rounds it is.
         fits_right: whether the other is as it should be.
         changed: what the two logs themselves show to be different, one sentence each.
         sentence: what follows.
     """
 
     difference: float
-    half_width: float
+    half_width: float | None
     fits_right: bool
     changed: tuple[str, ...]
     sentence: str
 
     @property
     def differs(self) -> bool:
-        """Whether the two differ at all."""
-        return abs(self.difference) > self.half_width
+        """Whether the two are known to differ at all."""
+        return self.half_width is not None and abs(self.difference) > self.half_width
 
 
 def hold_against(evidence: Evidence, other: Evidence, right: Predicted, *, other_fits_right: bool) -> Against | None:
@@ -51,10 +50,14 @@ def hold_against(evidence: Evidence, other: Evidence, right: Predicted, *, other
         return None
     difference = its.length.value - mine.length.value
     slack = sum((length.high - length.low) / 2 for length in (mine.length, its.length))
-    error = math.sqrt(sum(right.length.trial_variance / _rounds(one) for one in (mine, its)))
-    half_width = _CONFIDENT * error + slack
     changed = _changed(evidence.readings, other.readings)
-    result = f"{its.length.value:.2f} there and {mine.length.value:.2f} here: {difference:+.2f} ± {half_width:.2f}"
+    result = f"{its.length.value:.2f} there and {mine.length.value:.2f} here: {difference:+.2f}"
+    if mine.rounds is None or its.rounds is None:
+        sentence = f"{result}. Over how many rounds is not told, so it may be chance."
+        return Against(difference, None, other_fits_right, changed, sentence)
+    rounds = [max(1.0, one.rounds.value) for one in (mine, its) if one.rounds is not None]
+    half_width = _CONFIDENT * math.sqrt(sum(right.length.trial_variance / n for n in rounds)) + slack
+    result += f" ± {half_width:.2f}"
     if abs(difference) <= half_width:
         sentence = f"No difference is shown, {result}: what was changed is not the cause, or needs more rounds."
     elif other_fits_right:
@@ -62,10 +65,6 @@ def hold_against(evidence: Evidence, other: Evidence, right: Predicted, *, other
     else:
         sentence = f"{result}, and the other is not as it should be either: what was changed is not the whole cause."
     return Against(difference, half_width, other_fits_right, changed, sentence)
-
-
-def _rounds(pooled: Pooled) -> float:
-    return max(1.0, _UNKNOWN_ROUNDS if pooled.rounds is None else pooled.rounds.value)
 
 
 def _changed(mine: Sequence[Reading], its: Sequence[Reading]) -> tuple[str, ...]:

@@ -137,6 +137,10 @@ def _shifts() -> Iterator[Hypothesis | LeftOut]:
     yield Hypothesis("states-one-late", cause, does, fix, low, Wiring(state_lag=1))
     does = "The drafts start from the row before the last one: an index of the last row that is one too small."
     yield Hypothesis("drafts-from-row-before", "token_shift", does, fix, low, Wiring(first_row_lag=1))
+    reason = "Row p would take the token p + 2, which is not drawn yet when the drafts start from the last row."
+    yield LeftOut("token-one-ahead", cause, reason)
+    reason = "Row p would take the state of p + 1, which the target has not computed yet when the drafts start."
+    yield LeftOut("states-one-early", cause, reason)
 
 
 def _damaged(bench: Bench) -> Iterator[Hypothesis | LeftOut]:

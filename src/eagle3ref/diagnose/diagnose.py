@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from eagle3ref.config import AcceptanceRule, TreeConfig
 from eagle3ref.diagnose.against import Against, hold_against
-from eagle3ref.diagnose.diagnosis import Cost, Diagnosis, Verdict, in_words, judge
+from eagle3ref.diagnose.diagnosis import Cost, Diagnosis, Verdict, in_words, judge, right_of
 from eagle3ref.diagnose.hypothesis import RIGHT, Hypothesis, LeftOut
 from eagle3ref.diagnose.laboratory import Laboratory
 from eagle3ref.diagnose.likelihood import FITS
-from eagle3ref.diagnose.observation import Observation, in_sentences, observe
+from eagle3ref.diagnose.observation import Observation, has_sizes, in_sentences, observe
 from eagle3ref.diagnose.race import Race
 from eagle3ref.diagnose.ranking import leading, parts_of, rank
 from eagle3ref.diagnose.runtime import RUNTIME_CAUSES, SYMPTOMS, RuntimeCause, point_at
@@ -23,12 +25,15 @@ from eagle3ref.draft import Eagle3Draft
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.explain import EngineDraft, Explanation
 from eagle3ref.servers import Evidence
+from eagle3ref.statistics import DEFAULT_MARGIN
 from eagle3ref.target import Target
 from eagle3ref.trace import Trace
 
-DEFAULT_BUDGET = 25.0
-DEFAULT_MARGIN = 0.05
+DEFAULT_BUDGET = 25.0  # plain replays of the trace, in draft rows
 _DEAD = 1.25  # the most that is seen where head, map or states are missing
+_WORKING = 1.5  # the least that a draft gets which is worth serving; files alone are believed where this is excluded
+_EXCLUDED = 0.05
+_UNKNOWN_STEPS = 5  # where the command does not say how many drafts one round may accept at once
 
 
 def diagnose(
@@ -63,7 +68,7 @@ def diagnose(
         against: other evidence of the same server with one thing changed.
         symptoms: what was seen besides, names out of ``SYMPTOMS``.
         margin: in tokens per round; wirings that cost less than this are not held against a server.
-        budget: most that all replays together may cost, in plain replays of the whole trace.
+        budget: most that all replays together may cost, in draft rows of plain replays of the whole trace.
         on_stage: called with a sentence before each stage.
 
     Raises:
@@ -102,7 +107,7 @@ def diagnose_with(
     observations = observe(trace, evidence, laboratory.rule)
     if not observations:
         raise _nothing_to_explain(evidence)
-    started = laboratory.forwards, laboratory.rows
+    started = laboratory.forwards, laboratory.rows, time.perf_counter()
     race = Race(laboratory, observations, budget, on_stage)
     race.run_singles()
     ranked = rank(race, said)
@@ -110,18 +115,24 @@ def diagnose_with(
     if not any(candidate.fits and candidate.equal == candidate.requests for candidate in leading(ranked)):
         race.run_pairs()
         ranked = rank(race, said)
-    race.finish([candidate.name for candidate in leading(ranked)])
+    while race.finish([candidate.name for candidate in leading(rank(race, said))]):
+        pass  # more sequences of one may bring another up
     nearest = leading(rank(race, said))
     race.look_at_near_ties({RIGHT.name, *(candidate.name for candidate in nearest), *parts_of(nearest)})
     ranked = rank(race, said)
-    ahead = leading(ranked)
-    verdict = judge(ahead, ranked, margin)
+    ahead, has_size = leading(ranked), has_sizes(observations)
+    verdict = judge(ahead, ranked, margin, has_size=has_size)
+    right = right_of(ranked)
+    if verdict == "tie":
+        ahead = tuple(candidate for candidate in ahead if candidate != right)
+    elif verdict == "cannot tell" and right not in ahead:
+        ahead = (*ahead, right)
     other = None if against is None else _against(evidence, against, race)
     signs = _signs(evidence, observations, race, symptoms)
     forwards, rows = laboratory.forwards - started[0], laboratory.rows - started[1]
     return Diagnosis(
         verdict=verdict,
-        sentence=in_words(verdict, ahead, ranked, laboratory),
+        sentence=in_words(verdict, ahead, ranked, laboratory, has_size=has_size),
         tree=laboratory.tree,
         seen=in_sentences(observations),
         ranked=ranked,
@@ -132,7 +143,7 @@ def diagnose_with(
         against=other,
         following=next_observations(trace, race.named([one.name for one in ahead]), race.scoring, observations),
         left_out=(*laboratory.left_out, *map(_unreached, race.unreached)),
-        cost=Cost(forwards, rows, rows / laboratory.replay_rows, len(ranked)),
+        cost=Cost(forwards, rows, rows / laboratory.replay_rows, len(ranked), time.perf_counter() - started[2]),
     )
 
 
@@ -145,7 +156,8 @@ def diagnose_files(explanation: Explanation, evidence: Evidence, symptoms: Seque
         symptoms: as ``diagnose`` takes them.
 
     Returns:
-        None if no such trap is there, or the server accepts more than such a trap leaves.
+        None if no such trap is there, the server accepts more than such a trap leaves, or its rounds are too few, or
+        not told, to exclude a working draft's length of 1.5.
 
     Raises:
         Eagle3RefError: an unknown symptom.
@@ -153,7 +165,11 @@ def diagnose_files(explanation: Explanation, evidence: Evidence, symptoms: Seque
     _check_symptoms(symptoms)
     traps, pooled = decisive_traps(explanation), evidence.best
     length = None if pooled is None else pooled.length
-    if not traps or length is None or length.low > _DEAD:
+    if not traps or pooled is None or length is None or length.value > _DEAD or pooled.rounds is None:
+        return None
+    tree = explanation.wiring.tree.tree
+    steps = _UNKNOWN_STEPS if tree is None else tree.num_steps
+    if _chance_of_working(length.value, pooled.rounds.low, steps) > _EXCLUDED:
         return None
     return Diagnosis(
         verdict="cause named",
@@ -170,6 +186,15 @@ def diagnose_files(explanation: Explanation, evidence: Evidence, symptoms: Seque
         left_out=(),
         cost=Cost(),
     )
+
+
+def _chance_of_working(length: float, rounds: float, num_steps: int) -> float:
+    """That a working draft accepts so little: Poisson, of rounds in which all drafts or none are accepted.
+
+    That is the most uneven way to a given length, so that no other makes so little of it more probable by far.
+    """
+    expected, seen = (_WORKING - 1) * rounds / num_steps, math.floor((length - 1) * rounds / num_steps)
+    return sum(math.exp(k * math.log(expected) - expected - math.lgamma(k + 1)) for k in range(seen + 1))
 
 
 def _against(mine: Evidence, other: Evidence, race: Race) -> Against | None:

@@ -21,11 +21,13 @@ Verdict = Literal["as it should be", "cause named", "tie", "none fits", "cannot 
 VERDICT_MEANING: dict[Verdict, str] = {
     "as it should be": "the right wiring explains the evidence, and what else does would cost less than the margin",
     "cause named": "one cause explains the evidence, and what does without it is at least 20 times less probable",
-    "tie": "several causes explain the evidence, and it cannot tell them apart; the right wiring is not among them",
+    "tie": "several causes explain the evidence, and it cannot tell them apart; the right wiring does not, or has a "
+    "probability below 0.05",
     "none fits": "no wiring that was replayed explains the evidence: look at what could not be replayed and at the "
     "running server",
-    "cannot tell": "the right wiring explains the evidence, and so do wirings that would cost more than the margin",
+    "cannot tell": "the right wiring may be what is running, and so may wirings that would cost more than the margin",
 }
+IMPROBABLE = 0.05  # the right wiring is called wrong below this, and where so far off would be as rare if it were right
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,16 @@ class Cost:
     Args:
         forwards: draft forwards that were run.
         rows: draft rows times layers that they had.
-        replays: the same, in plain replays of the whole trace.
+        replays: the same, in those of plain replays of the whole trace.
         hypotheses: that were replayed, the right wiring included.
+        seconds: by the clock, all replays and scores.
     """
 
     forwards: int = 0
     rows: int = 0
     replays: float = 0.0
     hypotheses: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,12 @@ class Diagnosis:
         return tuple(dict.fromkeys(candidate.hypothesis.cause for candidate in self.leading))
 
     @property
+    def not_carried_through(self) -> tuple[str, ...]:
+        """Leading ones that the budget did not replay on all sequences: more of it may still exclude them."""
+        most = max((candidate.sequences for candidate in self.ranked), default=0)
+        return tuple(candidate.name for candidate in self.leading if candidate.sequences < most)
+
+    @property
     def untestable(self) -> tuple[LeftOut, ...]:
         """Hypotheses that the trace lacks states for, each with what to record."""
         return tuple(one for one in self.left_out if not one.is_identity)
@@ -109,6 +119,7 @@ class Diagnosis:
             "tree": None if self.tree is None else asdict(self.tree),
             "seen": list(self.seen),
             "leading": list(self.names),
+            "not_carried_through": list(self.not_carried_through),
             "ranked": [_candidate(candidate) for candidate in self.ranked],
             "from_files": [asdict(trap) for trap in self.from_files],
             "signs": [asdict(sign) for sign in self.signs],
@@ -141,20 +152,36 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def judge(leading: Sequence[Candidate], ranked: Sequence[Candidate], margin: float) -> Verdict:
-    """The verdict on what leads, the right wiring being one of those that were ranked."""
+def judge(leading: Sequence[Candidate], ranked: Sequence[Candidate], margin: float, *, has_size: bool) -> Verdict:
+    """The verdict on what leads.
+
+    Args:
+        leading: those that the evidence does not tell from the first.
+        ranked: all, the right wiring among them.
+        margin: in tokens per round.
+        has_size: whether the evidence says over how much it is; else its sampling error is unknown.
+    """
+    if not has_size:
+        return "cannot tell"
     # What the budget did not carry through has not been seen to fit.
     most = max(candidate.sequences for candidate in leading)
     fitting = [candidate for candidate in leading if candidate.fits and candidate.sequences == most]
-    right = next(candidate for candidate in ranked if candidate.name == RIGHT.name)
+    right = right_of(ranked)
     costly = [c for c in leading if abs(c.acceptance_length - right.acceptance_length) > margin]
-    if right in fitting:
-        return "cannot tell" if costly else "as it should be"
+    # Figures of which one in twenty right servers has the like accuse nobody, whatever explains them better.
+    improbable = max(right.share, right.p) < IMPROBABLE
+    if right in fitting or (not right.requests and right.p >= IMPROBABLE):
+        return "as it should be" if not costly else "tie" if improbable else "cannot tell"
     if right.fits and not costly:
         return "as it should be"  # near-ties explain it, and what imitates them better costs next to nothing
     if not fitting:
         return "none fits"
     return "cause named" if len(leading) == 1 or one_cause(leading) else "tie"
+
+
+def right_of(ranked: Sequence[Candidate]) -> Candidate:
+    """The right wiring, which is always tried."""
+    return next(candidate for candidate in ranked if candidate.name == RIGHT.name)
 
 
 def one_cause(leading: Sequence[Candidate]) -> bool:
@@ -163,17 +190,21 @@ def one_cause(leading: Sequence[Candidate]) -> bool:
 
 
 def in_words(
-    verdict: Verdict, leading: Sequence[Candidate], ranked: Sequence[Candidate], laboratory: Laboratory
+    verdict: Verdict,
+    leading: Sequence[Candidate],
+    ranked: Sequence[Candidate],
+    laboratory: Laboratory,
+    *,
+    has_size: bool,
 ) -> str:
-    """The sentence that a report begins with."""
-    first = leading[0]
+    """The sentence that a report begins with; arguments as of ``judge``."""
+    first, right = leading[0], right_of(ranked)
     names = ", ".join(candidate.name for candidate in leading[:6]) + (", …" if len(leading) > 6 else "")
     explains = f"{first.equal} of {first.requests} requests round by round" if first.requests else "the figures"
     if verdict == "as it should be":
-        length = next(candidate.acceptance_length for candidate in ranked if candidate.name == RIGHT.name)
         return (
-            f"Nothing is wrong with the server: the right wiring explains {explains}. Its length is {length:.2f}; if "
-            "that is low, the draft is weak on these prompts."
+            f"Nothing is wrong with the server: the right wiring explains {explains}. Its length is "
+            f"{right.acceptance_length:.2f}; if that is low, the draft is weak on these prompts."
         )
     if verdict == "cause named":
         if common_part(leading) is None:
@@ -182,13 +213,26 @@ def in_words(
         untried = _untried([left for left in laboratory.untestable if left.streams], laboratory)
         return f"{first.name}: {first.hypothesis.engine_does} This explains {explains}, and {rest}.{untried}"
     if verdict == "tie":
-        return f"Something is wrong, and the evidence cannot tell which of {len(leading)} causes it is: {names}."
+        return (
+            f"Something is wrong: the right wiring has a probability of {_probability(right)}. Which of {len(leading)} "
+            f"causes it is the evidence cannot tell: {names}."
+        )
+    if verdict == "cannot tell" and not has_size:
+        return f"No rounds are told, so no error is known and no cause is named. Possible are {names}."
     if verdict == "cannot tell":
-        return f"Nothing shows a fault, but these rounds could also come from {_others(leading)}."
+        though = f" ({right.p:.0%} of right servers are as far off)" if right.share < IMPROBABLE else ""
+        return (
+            f"The right wiring explains these rounds with a probability of {_probability(right)}{though}; they could "
+            f"also come from {_others(leading)}."
+        )
     nearest = ranked[0]
-    right = f", has {nearest.equal} of {nearest.requests} requests right" if nearest.requests else ""
+    equal = f", has {nearest.equal} of {nearest.requests} requests right" if nearest.requests else ""
     untried = _untried(laboratory.untestable, laboratory)
-    return f"No wiring that was replayed explains the evidence; the nearest is {nearest.name}{right}.{untried}"
+    return f"No wiring that was replayed explains the evidence; the nearest is {nearest.name}{equal}.{untried}"
+
+
+def _probability(candidate: Candidate) -> str:
+    return f"{candidate.share:.2f}" if candidate.share >= 0.005 else "less than 0.01"
 
 
 def _untried(left_out: Sequence[LeftOut], laboratory: Laboratory) -> str:

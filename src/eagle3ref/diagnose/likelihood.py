@@ -10,8 +10,9 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle3ref.crosscheck.near_ties import NEAR_TIE_RATE, near_tie_probability
+from eagle3ref.crosscheck.near_ties import MOST_NEAR_TIES
 from eagle3ref.crosscheck.predict import PredictedRequest, accepted_at
+from eagle3ref.crosscheck.same_requests import Pair, chance_of_near_ties
 from eagle3ref.diagnose.moments import Moments, Predicted
 from eagle3ref.diagnose.observation import Figures, RequestByRequest, RequestsInSum
 from eagle3ref.diagnose.student import log_mass, two_sided_p
@@ -57,25 +58,23 @@ def total(scores: Sequence[Score]) -> Score:
 def score_requests(observed: RequestByRequest, predicted: dict[str, PredictedRequest]) -> Score:
     """Requests that are in ``predicted``, one by one.
 
-    With probability (1 - e)^R no near-tie of the R rounds fell the other way on the server, e = ``NEAR_TIE_RATE``, and
+    With probability (1 - e)^R no near-tie of the R rounds fell the other way on the server, e = ``MOST_NEAR_TIES``, and
     every integer is the replay's, the last round within its bounds. Else the rounds after it are others, and are taken
     for draws from the replay's histogram: of this request, and of all for what it lacks.
     """
-    pairs = [(m.request, p) for m in observed.matches if (p := same_cut(m.request, predicted, m.sequence_id))]
+    pairs = [Pair(m.request, p) for m in observed.matches if (p := same_cut(m.request, predicted, m.sequence_id))]
     if not pairs:
         return Score()
-    width = max(len(p.histograms()[0]) for _, p in pairs)
-    pooled = np.sum([_padded(p.histograms()[0], width) for _, p in pairs], axis=0) + 0.5 / width
+    width = max(len(pair.predicted.histograms()[0]) for pair in pairs)
+    pooled = np.sum([_padded(pair.predicted.histograms()[0], width) for pair in pairs], axis=0) + 0.5 / width
     pooled /= pooled.sum()
-    score, equal, rounds = 0.0, 0, 0
-    for request, prediction in pairs:
-        same = not prediction.unequal(request)
-        untouched = prediction.rounds * math.log1p(-NEAR_TIE_RATE)
-        moved = math.log(-math.expm1(untouched)) + _log_draws(request, prediction, pooled)
-        score += float(np.logaddexp(untouched, moved)) if same else moved
-        equal, rounds = equal + same, rounds + prediction.rounds
-    flips = len(pairs) - equal
-    return Score(score, near_tie_probability(flips, rounds) if flips else 1.0, equal, len(pairs))
+    score, equal = 0.0, 0
+    for pair in pairs:
+        untouched = pair.predicted.rounds * math.log1p(-MOST_NEAR_TIES)
+        moved = math.log(-math.expm1(untouched)) + _log_draws(pair.request, pair.predicted, pooled)
+        score += moved if pair.unequal else float(np.logaddexp(untouched, moved))
+        equal += not pair.unequal
+    return Score(score, chance_of_near_ties(pairs) if equal < len(pairs) else 1.0, equal, len(pairs))
 
 
 def score_sum(
@@ -100,7 +99,7 @@ def score_sum(
     logs, ps = np.zeros(2), []
     for seen, low, high, variance in sums:
         nearest = min(max(seen, low), high)
-        for i, rate in enumerate((_SAME_ARITHMETIC, NEAR_TIE_RATE)):
+        for i, rate in enumerate((_SAME_ARITHMETIC, MOST_NEAR_TIES)):
             spread = math.sqrt(0.25 + rate * observed.rounds * max(1, depths) ** 2 + variance)
             logs[i] += log_mass(seen - 0.5, seen + 0.5, nearest, spread, df) - math.log(high - low + 1)
         ps.append(two_sided_p(seen - 0.5, seen + 0.5, nearest, spread, df))
@@ -138,7 +137,7 @@ def score_figures(observed: Figures, predicted: Predicted) -> Score:
     elif observed.mean_of_requests:
         terms = [(observed.length, predicted.mean_length, float(observed.mean_of_requests))]
     else:
-        terms = [(observed.length, predicted.length, observed.rounds)]
+        terms = [(observed.length, predicted.length, observed.least_rounds)]
     logs, ps = [], []
     for seen, moments, trials in terms:
         half = 0.5 / max(trials, 1.0)
@@ -169,7 +168,7 @@ def _rate_terms(observed: Figures, predicted: Predicted) -> list[tuple[Rounded, 
     rates = (*observed.rates, *[Rounded.exactly(0.0)] * (predicted.num_steps - len(observed.rates)))
     never = Moments(0.0, 1e-6, 1e-6, 1.0, 1.0)
     possible = (*predicted.conditional, *[never] * (len(rates) > predicted.num_steps == len(predicted.conditional)))
-    reached = [observed.rounds * share for share in (1.0, *(rate.value for rate in rates))]
+    reached = [observed.least_rounds * share for share in (1.0, *(rate.value for rate in rates))]
     terms = zip(conditional_rates(rates), possible, reached, strict=False)
     return [(rate, moments, trials) for rate, moments, trials in terms if trials >= 1]
 
@@ -182,7 +181,7 @@ def same_cut(request: Reading, predicted: dict[str, PredictedRequest], name: str
 
 
 def _log_draws(request: Reading, prediction: PredictedRequest, pooled: NDArray[np.float64]) -> float:
-    """ln of the multinomial probability of a request's histogram, or of its mean if it gives no more."""
+    """ln of the multinomial probability of a request's histogram; of accepted drafts or rounds if it gives no more."""
     width = max(len(pooled), len(request.histogram))
     share = np.full(width, 1e-3 / width)
     own = _padded(prediction.histograms()[0], width) + _HISTOGRAM_PRIOR * np.pad(pooled, (0, width - len(pooled)))
@@ -193,12 +192,16 @@ def _log_draws(request: Reading, prediction: PredictedRequest, pooled: NDArray[n
         counts = _padded(request.histogram, width)
         logs = counts @ np.log(share) - sum(math.lgamma(count + 1) for count in counts)
         return float(logs) + math.lgamma(rounds + 1)
-    if not rounds or request.accepted_drafts is None:
-        return 0.0
     depth = np.arange(width)
     mean = float(share @ depth)
-    sd = math.sqrt(max(float(share @ depth**2) - mean**2, 1e-3) * rounds)
-    return log_mass(request.accepted_drafts - 0.5, request.accepted_drafts + 0.5, mean * rounds, sd, 200)
+    variance = max(float(share @ depth**2) - mean**2, 1e-3)
+    if rounds and request.accepted_drafts is not None:
+        sd, drafts = math.sqrt(variance * rounds), request.accepted_drafts
+        return log_mass(drafts - 0.5, drafts + 0.5, mean * rounds, sd, 200)
+    # Rounds of c + 1 tokens until the text is full, a renewal process: Feller, Probability Theory, vol. 2, § XI.5.
+    tokens = max(1, prediction.completion_tokens - 1)
+    sd = math.sqrt(tokens * variance / (mean + 1) ** 3)
+    return log_mass(rounds - 0.5, rounds + 0.5, tokens / (mean + 1), sd, 200)
 
 
 def _padded(histogram: Sequence[int], width: int) -> NDArray[np.float64]:

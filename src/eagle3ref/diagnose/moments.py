@@ -116,6 +116,8 @@ def predicted_figures(counts: AcceptanceCounts, *, same_prompts: bool = False) -
     pooled = _ratio(lengths.astype(float), squares.astype(float), rounds.astype(float), same_prompts)
     per_prompt = (lengths[rounds > 0] / rounds[rounds > 0]).astype(float)
     spread = float(per_prompt.var(ddof=1)) if len(per_prompt) > 1 else pooled.trial_variance
+    # Prompts that agree by chance, or on which the draft is dead, still have rounds that may vary.
+    spread = max(spread, pooled.trial_variance * len(per_prompt) / float(rounds.sum()))
     mean = Moments(
         float(per_prompt.mean()),
         spread / len(per_prompt),

@@ -22,7 +22,7 @@ class NearTies:
 
     Args:
         looked_at: of them.
-        unexplained: which no replay brought any nearer to what the server says.
+        unexplained: which no replay made equal to what the server says.
     """
 
     looked_at: int = 0

@@ -12,8 +12,6 @@ from eagle3ref.crosscheck.matching import Match, match_requests
 from eagle3ref.servers import Evidence, Pooled, Reading, Rounded
 from eagle3ref.trace import Trace
 
-_UNKNOWN_ROUNDS = 100.0
-
 
 @dataclass(frozen=True)
 class RequestByRequest:
@@ -52,7 +50,7 @@ class Figures:
     """What was printed of rounds that the trace does not hold.
 
     Args:
-        rounds: how many; an estimate where ``rounds_how`` says so.
+        rounds: how many; an estimate where ``rounds_how`` says so, None where nothing tells.
         rounds_how: where that number comes from.
         length: with bonus.
         mean_of_requests: how many requests' lengths were averaged, if it is such a mean.
@@ -60,12 +58,22 @@ class Figures:
         ids: the sequences of the trace with the same prompts; None if the prompts are others, or not known.
     """
 
-    rounds: float
+    rounds: float | None
     rounds_how: str
     length: Rounded | None
     mean_of_requests: int | None
     rates: tuple[Rounded, ...]
     ids: frozenset[str] | None
+
+    @property
+    def least_rounds(self) -> float:
+        """Rounds that there are at the least."""
+        return 1.0 if self.rounds is None else max(1.0, self.rounds)
+
+    @property
+    def has_size(self) -> bool:
+        """Whether its sampling error is known: by its rounds, or by its requests if it is a mean over these."""
+        return self.rounds is not None or self.mean_of_requests is not None
 
 
 Observation = RequestByRequest | RequestsInSum | Figures
@@ -132,14 +140,16 @@ def _figures_of(evidence: Evidence) -> list[Observation]:
 
 
 def _figures(pooled: Pooled) -> Figures:
-    number, how = _UNKNOWN_ROUNDS, f"not known; taken as {_UNKNOWN_ROUNDS:g}"
-    if pooled.rounds is not None:
-        number, how = pooled.rounds.low, pooled.rounds.how  # the least of an estimate: errors rather too wide
-    rates = pooled.accept_rate_at
-    if pooled.histogram:
-        rates = _joint(np.array(pooled.histogram))
+    # The least of an estimate: errors rather too wide.
+    number, how = (None, "") if pooled.rounds is None else (pooled.rounds.low, pooled.rounds.how)
+    rates = _joint(np.array(pooled.histogram)) if pooled.histogram else pooled.accept_rate_at
     requests = pooled.count if pooled.average == "requests" else None
     return Figures(number, how, pooled.length, requests, rates, None)
+
+
+def has_sizes(observations: Sequence[Observation]) -> bool:
+    """Whether any of it says over how much it is, so that it can be off at all."""
+    return any(not isinstance(seen, Figures) or seen.has_size for seen in observations)
 
 
 def in_sentences(observations: Sequence[Observation]) -> tuple[str, ...]:
@@ -156,4 +166,5 @@ def _in_words(seen: Observation) -> str:
     kind = "same workload only" if seen.ids is None else "same prompts, other answers"
     length = "" if seen.length is None else f"length {seen.length.value:.4g}, "
     rates = ", ".join(f"{rate.value:.3g}" for rate in seen.rates)
-    return f"{kind}: {length}{f'joint rates {rates}, ' if rates else ''}rounds {seen.rounds:,.0f} ({seen.rounds_how})"
+    size = "unknown rounds" if seen.rounds is None else f"rounds {seen.rounds:,.0f} ({seen.rounds_how})"
+    return f"{kind}: {length}{f'joint rates {rates}, ' if rates else ''}{size}"

@@ -96,13 +96,19 @@ class Race:
         """Single ones that the budget had nothing left for."""
         return [hypothesis for hypothesis in self.laboratory.hypotheses if hypothesis.name not in self._scored]
 
-    def finish(self, names: Collection[str]) -> None:
-        """Replay these on every sequence, as far as the budget goes; what is exact so far needs no near-ties."""
+    def finish(self, names: Collection[str]) -> bool:
+        """Replay these on every sequence, as far as the budget goes; what is exact so far needs no near-ties.
+
+        Returns:
+            Whether any was not there yet and is now.
+        """
+        before = self.laboratory.rows
         for one in self.named(names):
             missing = self._share[-1] - self._share[one.sequences]
             kept_back = 0.0 if one.score.equal == one.score.requests else self._for_near_ties
             if self.laboratory.cost + missing <= self._limit - kept_back:
                 self._run([one.hypothesis], len(self.order))
+        return self.laboratory.rows > before
 
     def look_at_near_ties(self, names: Collection[str]) -> None:
         """Replay the unequal requests of these in other arithmetic, as far as the budget goes."""
@@ -112,15 +118,14 @@ class Race:
 
     def _near_ties(self, one: Scored) -> NearTies:
         """A request whose replays cannot be paid for is not explained."""
-        before = {name: gap for name, gap in self.scoring.distances(one.prediction).items() if gap}
-        places = [place for place in self.order if self.laboratory.trace.ids[place] in before][:MOST_REQUESTS]
+        unequal = {name for name, gap in self.scoring.distances(one.prediction).items() if gap}
+        places = [place for place in self.order if self.laboratory.trace.ids[place] in unequal][:MOST_REQUESTS]
         unexplained = set(places)
         for seed, place in itertools.product(range(1, REPLAYS + 1), places):
             cost = self.laboratory.trace.entries[place].num_tokens / self.laboratory.trace.num_tokens
             if place in unexplained and self.laboratory.cost + cost <= self._limit:
                 moved = self.laboratory.predict(in_other_arithmetic(one.hypothesis, seed), [place])
-                ((name, gap),) = self.scoring.distances(moved).items()
-                unexplained -= {place} if gap < before[name] else set()
+                unexplained -= set() if any(self.scoring.distances(moved).values()) else {place}
         return NearTies(len(places), len(unexplained))
 
     def run_pairs(self) -> None:

@@ -45,7 +45,7 @@ def measured_signs(
     right: Mapping[str, PredictedRequest],
     figures: Predicted | None,
 ) -> tuple[Sign, ...]:
-    """Every symptom that the evidence shows, at three standard errors where it is a difference.
+    """Every symptom that the evidence shows: trends at 95 %, differences of means at three standard errors.
 
     Args:
         evidence: of the server.
@@ -143,10 +143,10 @@ def _shape(observations: Sequence[Observation], histogram: Sequence[int], right:
 
 def _figures_signs(seen: Figures, right: Predicted) -> Iterator[Sign]:
     length = seen.length
-    if length is not None and seen.rounds >= _ENOUGH_ROUNDS:
+    if length is not None and seen.least_rounds >= _ENOUGH_ROUNDS:
         if length.high < 1.006:
             yield Sign("dead", f"The length is {length.value:.2f}.")
-        if length.low - right.length.mean > _STANDARD_ERRORS * right.length.sd(seen.rounds):
+        if length.low - right.length.mean > _STANDARD_ERRORS * right.length.sd(seen.least_rounds):
             yield Sign("above", f"The length is {length.value:.2f}, and should be {right.length.mean:.2f}.")
     yield from _later_positions([rate.value for rate in seen.rates], right)
 

@@ -32,6 +32,10 @@ def diagnosis_report(diagnosis: Diagnosis, title: str) -> RenderableType:
         parts.append(_section("In the files and the command", facts(rows)))
     if diagnosis.ranked:
         parts.append(_section("What explains it", _table(diagnosis)))
+    if diagnosis.not_carried_through:
+        names = ", ".join(diagnosis.not_carried_through)
+        rows = [("", f"{names}. The budget was spent before they were replayed on every sequence: raise --budget.")]
+        parts.append(_section("Not carried through", facts(rows)))
     if diagnosis.is_wrong and diagnosis.verdict != "none fits" and diagnosis.leading:
         parts.append(_section("What to do", _fixes(diagnosis.leading)))
     if diagnosis.following:
@@ -55,7 +59,7 @@ def _table(diagnosis: Diagnosis) -> RenderableType:
     leading, every = set(diagnosis.names), max(candidate.sequences for candidate in diagnosis.ranked)
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("hypothesis", overflow="fold", min_width=16)
-    table.add_column("probability", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
     table.add_column("")
     table.add_column("length", justify="right", no_wrap=True)
     for name in ("joint rates", "equal requests", "fits", "replayed on", "said by"):
@@ -65,7 +69,7 @@ def _table(diagnosis: Diagnosis) -> RenderableType:
         style = "bold" if candidate.name in leading else ""
         table.add_row(
             Text(candidate.name, style=style),
-            _probability(candidate),
+            _share(candidate),
             Bar(candidate.share, 10, "green"),
             rate(candidate.acceptance_length),
             " ".join(rate(value) for value in candidate.rates),
@@ -79,7 +83,7 @@ def _table(diagnosis: Diagnosis) -> RenderableType:
     return Group(table, *rest)
 
 
-def _probability(candidate: Candidate) -> str:
+def _share(candidate: Candidate) -> str:
     return f"{candidate.share:.3f}" if candidate.share >= 0.0005 else f"e^{candidate.log_odds:.0f}"
 
 
@@ -122,6 +126,6 @@ def _left_out(left_out: Sequence[LeftOut]) -> RenderableType:
 def _cost(diagnosis: Diagnosis) -> str:
     cost = diagnosis.cost
     return (
-        f"{cost.hypotheses} hypotheses in {cost.forwards:,} draft forwards: as much as {cost.replays:.1f} plain "
-        "replays of the trace"
+        f"{cost.hypotheses} hypotheses in {cost.forwards:,} draft forwards and {cost.seconds:.0f} s: as many draft "
+        f"rows as {cost.replays:.1f} plain replays of the trace"
     )
