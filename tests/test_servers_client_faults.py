@@ -140,7 +140,10 @@ def test_somebody_else_listens(tmp_path: Path) -> None:
     """Would catch prompts sent to a web server that is no model's."""
     with StubServer("vllm", prefix="/hidden") as server:
         address = server.url.removesuffix("/hidden")
-        with pytest.raises(Eagle3RefError, match=r"/v1/models: HTTP 404.*a path in front of the endpoints"):
+        with pytest.raises(
+            Eagle3RefError,
+            match=r"not an engine: 5 paths answered HTTP 404: Not Found;.*a path in front",
+        ):
             collect(address, recorded_prompts(1), tmp_path / "journal", SETTINGS)
         assert server.received == []
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from stub_server import MODEL, StubServer, recorded_prompts
@@ -120,3 +122,27 @@ def test_names_of_models(wanted: str, name: str, same: bool, tmp_path: Path) -> 
         else:
             with pytest.raises(Eagle3RefError, match="for its model"):
                 collect(server.url, recorded_prompts(1), tmp_path / "journal", SETTINGS, model=wanted)
+
+
+def test_a_web_server_that_is_no_engine_is_one_sentence(tmp_path: Path) -> None:
+    """Would catch the same page for people printed once for each path, or a word of asking before anything can be."""
+    page = b"<!DOCTYPE HTML><html><body><h1>Error 404</h1><p>Nothing matches the given URI.</p></body></html>"
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    asked: list[object] = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(Eagle3RefError) as refused:
+            collect(address, recorded_prompts(1), tmp_path / "journal", SETTINGS, on_server=asked.append)
+        server.shutdown()
+    assert refused.value.found == "not an engine: 5 paths answered HTTP 404 with HTML"
+    assert asked == []

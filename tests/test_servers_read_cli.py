@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from eagle3ref.cli import app
+from eagle3ref.servers import Evidence
 
 GOLDEN = Path(__file__).parent / "golden"
 DOCS = Path(__file__).parents[1] / "docs" / "reading.md"
@@ -87,7 +88,8 @@ def test_every_sample_at_once(tmp_path: Path) -> None:
         (tmp_path / f"{sample['id']}.txt").write_text(sample["raw"], encoding="utf-8")
     result = run(tmp_path)
     assert result.exit_code == 0
-    for words in ("llama.cpp slot log", "trtllm-bench", "dead draft", "invalid tree warning", "model card", "fits no"):
+    known = ("llama.cpp slot log", "trtllm-bench", "dead draft", "invalid tree warning", "model card", "No one formula")
+    for words in known:
         assert words in result.output, words
     assert json.loads(run(tmp_path, "--json").output)["not_acceptance"]["SGLang: prefill log"] == 1
 
@@ -99,7 +101,8 @@ def test_every_sample_at_once(tmp_path: Path) -> None:
         ('vllm:spec_decode_num_drafts_total{engine="0"} NaN\n', "only 1 vLLM: metrics that could not be read"),
         ('vllm:spec_decode_num_drafts_total{engine="0"} 1.5\n', "only 1 vLLM: metrics that could not be read"),
         ("nothing here\n", "no line of a known format"),
-        ("", "no line of a known format"),
+        ("", "an empty file"),
+        ('{"id": "p0", "response": {"output_ids": [1, 2', "only 1 JSON: value that is cut off"),
         (
             "[2026-01-01 10:00:00] Prefill batch, #new-seq: 1, #new-token: 4, #cached-token: 0\n",
             "only 1 SGLang: prefill",
@@ -151,3 +154,70 @@ def test_docs_show_what_is_printed(founding: Path) -> None:
     squeezed = [" ".join(line.split()) for line in printed.splitlines()]
     for line in filter(None, (" ".join(line.split()) for line in shown.splitlines())):
         assert line in squeezed
+
+
+def test_what_is_given_and_contradicts_is_named(founding: Path) -> None:
+    """A line that fits nothing, and nobody says that it is the version or the setting that was given."""
+    said = " ".join(run(founding, "--engine", "sglang==0.5.23").output.split())
+    assert "printed by SGLang 0.5.5.post3 to 0.5.10 (PR #13212); --engine says sglang==0.5.23" in said
+    said = " ".join(run(founding, "--num-draft-tokens", "10").output.split())
+    assert "they are of 16; --num-draft-tokens says 10" in said
+    said = " ".join(run(founding, "--engine", "sglang==0.5.8", "--num-draft-tokens", "8").output.split())
+    assert "--num-draft-tokens says 8" in said
+    assert "--engine says" not in said  # it is right
+
+
+@pytest.mark.parametrize("each", [2, 6])
+def test_lines_of_two_settings_are_no_unknown_formula(tmp_path: Path, each: int) -> None:
+    """A mixed log called unknown, when each line is well known."""
+    path = tmp_path / "server.log"
+    pairs = [(length, n) for i in range(each) for length, n in ((2.5 + i * 0.05, 16), (2.1 + i * 0.07, 4))]
+    line = "Decode batch, #running-req: 1, accept len: {:.2f}, accept rate: {:.2f}, cuda graph: True\n"
+    path.write_text("".join(line.format(length, length / n) for length, n in pairs), encoding="utf-8")
+    said = " ".join(run(path).output.split())
+    assert f"No one formula and setting fits the {2 * each} lines." in said
+    assert "Read them apart" in said
+
+
+def made_folder(folder: Path, **files: bytes) -> Path:
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name.replace("_", ".")).write_bytes(data)
+    return folder
+
+
+def test_what_is_no_evidence_is_named(tmp_path: Path) -> None:
+    """A checkpoint, an empty folder and a binary file all told to switch speculation on."""
+    sent = b'{"event": "sent", "id": "p0", "prompt_ids": [1]}\n'
+    cases = {
+        "a folder without files": made_folder(tmp_path / "empty"),
+        "a checkpoint, not evidence": made_folder(tmp_path / "draft", config_json=b"{}", model_safetensors=b""),
+        "a trace, not evidence": made_folder(tmp_path / "trace", trace_json=b"{}", manifest_jsonl=b""),
+        "a journal without its server.json": made_folder(tmp_path / "journal", requests_jsonl=sent),
+        "answers without figures of acceptance": GOLDEN / "engines/http/vllm/k3/requests.jsonl",
+        "a binary file": made_folder(tmp_path / "data", weights_bin=b"\x01\x00\x02\x00" * 99) / "weights.bin",
+    }
+    for found, path in cases.items():
+        result = run(path)
+        assert (result.exit_code, "its figures are logged" in result.output) == (2, False), found
+        assert found in result.output
+
+
+def test_a_file_that_ends_too_early_gives_what_is_whole(tmp_path: Path) -> None:
+    """A download that broke off: all of it refused, or its last answer dropped without a word."""
+    recorded = (GOLDEN / "engines/http/sglang/3-1-4-overlap/requests.jsonl").read_bytes().splitlines(keepends=True)[:3]
+    whole = b"".join(recorded[:2])
+    as_list = b"[" + b",".join(line.strip() for line in recorded) + b"]"
+    for name, data in {
+        "in the prompt": whole + recorded[2][:40],
+        "in the answer": whole + recorded[2][:600],
+        "of a list": as_list[: len(whole) + 300],
+    }.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_bytes(data)
+        result = run(path)
+        assert result.exit_code == 0, result.output
+        assert "Cut off, and read as far as" in result.output, name
+        requests = [r for r in Evidence.read(path).requests if r.format == "meta_info"]
+        assert len(requests) == 2, name
+        assert all(r.prompt_ids and r.output_ids for r in requests), name

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from eagle3ref.cli.nothing_read import nothing_read, refuse_what_is_none
 from eagle3ref.config import TreeConfig
 from eagle3ref.engines import EngineProfile, engine_profile
 from eagle3ref.errors import Eagle3RefError
@@ -27,8 +28,10 @@ def gather(paths: Sequence[str]) -> tuple[Evidence, ServerFacts | None]:
     """Everything that the files and journals say, and what a live server said of itself.
 
     Raises:
-        Eagle3RefError: a path that cannot be read, nothing about acceptance, or journals of different servers.
+        Eagle3RefError: a path that cannot be read or is no evidence, nothing about acceptance, or journals of different
+            servers.
     """
+    refuse_what_is_none(paths)
     journals = [Path(path) for path in paths if path != "-" and Path(path).is_dir() and is_journal(Path(path))]
     collections = {str(journal): read_journal(journal) for journal in journals}
     servers = [collection.server for collection in collections.values()]
@@ -45,19 +48,6 @@ def gather(paths: Sequence[str]) -> tuple[Evidence, ServerFacts | None]:
     if not evidence.readings:
         raise nothing_read(paths, evidence)
     return evidence, servers[0] if servers else None
-
-
-def nothing_read(paths: Sequence[str], evidence: Evidence) -> Eagle3RefError:
-    """What was there instead of a statement about acceptance."""
-    kinds = ", ".join(f"{number:,} {kind}" for kind, number in evidence.not_acceptance.items())
-    return Eagle3RefError(
-        f"reading {', '.join(paths)}",
-        found=f"no statement about acceptance; only {kinds}" if kinds else "no line of a known format",
-        expected="a decode log, request fields, /metrics, or a benchmark of SGLang, vLLM, TensorRT-LLM or llama.cpp",
-        action="Fetch the file again: it is cut off."
-        if any("too early" in kind for kind in evidence.not_acceptance)
-        else "Check that speculation is on and its figures are logged; docs/reading.md lists what is known.",
-    )
 
 
 def _plain(path: str) -> str:

@@ -69,8 +69,7 @@ def ask(asked: Asked, trace: Trace | None) -> tuple[Evidence, ServerFacts]:
     """
     prompts = _prompts(asked, trace)
     most = len(prompts) + asked.retries if asked.max_requests is None else asked.max_requests
-    whole = f"at most {most} requests, all runs of {asked.journal} together"
-    stderr.print(Text(f"asking {len(prompts)} prompts: {whole}"))
+    whole = f"at most {_number(most, 'request')}, all runs of {asked.journal} together"
     has_tokenizer = asked.target is not None and tokenizer_sha256(asked.target) is not None
     with SequenceProgress(stderr) as progress:
         collection = collect(
@@ -84,9 +83,11 @@ def ask(asked: Asked, trace: Trace | None) -> tuple[Evidence, ServerFacts]:
             concurrency=asked.concurrency,
             timeout=asked.timeout,
             tokenizer=load_tokenizer(asked.target) if has_tokenizer and asked.target is not None else None,
+            on_server=lambda _: stderr.print(Text(f"asking {_number(len(prompts), 'prompt')}: {whole}")),
             on_request=_bar(progress, len(prompts)),
         )
-    stderr.print(Text(f"{collection.answered} of {len(prompts)} prompts answered, {collection.sent} requests sent"))
+    sent = f"{_number(collection.sent, 'request')} sent in all"
+    stderr.print(Text(f"{collection.answered} of {_number(len(prompts), 'prompt')} answered, {sent}"))
     if collection.stopped:
         stderr.print(Text.assemble(("stopped: ", "bold yellow"), collection.stopped))
     for prompt, why in list(collection.unanswered.items())[:5]:
@@ -164,6 +165,10 @@ def _answers(evidence: Evidence) -> list[Prompt]:
             action="Ask SGLang's /generate or vLLM's /v1/completions, or record a trace with `capture` first.",
         )
     return list(answers.values())
+
+
+def _number(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _bar(progress: SequenceProgress, total: int) -> Callable[[Progress], None]:

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from eagle3ref.cli.console import stderr, stdout
-from eagle3ref.cli.evidence import gather, nothing_read
+from eagle3ref.cli.evidence import gather
+from eagle3ref.cli.nothing_read import nothing_read
 from eagle3ref.report.readings import live_line, readings_report
 from eagle3ref.servers import Evidence, NotAcceptance, Reading, read_file
 from eagle3ref.servers.evidence.summary import summarize

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.servers.client.collection import Collection, read_journal
+from eagle3ref.servers.client.facts import ServerFacts
 from eagle3ref.servers.client.http import Connection
 from eagle3ref.servers.client.journal import Journal
 from eagle3ref.servers.client.limits import Limits, tokens_by_id
@@ -43,6 +44,7 @@ def collect(
     timeout: float = 600.0,
     api_key: str | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    on_server: Callable[[ServerFacts], None] | None = None,
     on_request: Callable[[Progress], None] | None = None,
 ) -> Collection:
     """Send prompts to a running SGLang, vLLM or other OpenAI-compatible server, and read what its answers say.
@@ -65,6 +67,7 @@ def collect(
         timeout: seconds for one request, from its start to the last byte of its answer.
         api_key: None takes that of the environment's ``EAGLE3REF_API_KEY``, if there is one. It is written nowhere.
         tokenizer: for the ids of answers of a server that gives text only.
+        on_server: called once the server is recognized, before anything is sent.
         on_request: called after each request has ended.
 
     Returns:
@@ -86,6 +89,8 @@ def collect(
     async def run() -> str | None:
         async with Connection(url, _key(api_key)) as connection:
             facts = await recognize(connection, model)
+            if on_server is not None:
+                on_server(facts)
             beginning = {
                 "format": FORMAT,
                 "url": connection.url,

@@ -177,7 +177,8 @@ def _no_url(url: str, why: str) -> Eagle3RefError:
 def _refused(response: httpx.Response, text: str) -> Failure:
     status = response.status_code
     said = " ".join(_message(text).split())[:_SHOWN]
-    why = f"HTTP {status}" + (f": {said}" if said else "")
+    # A page for people says nothing more.
+    why = f"HTTP {status}" + (" with HTML" if said.startswith("<") else f": {said}" if said else "")
     if status // 100 == 3:
         why = f"HTTP {status}, a redirection to {response.headers.get('location', 'nowhere')}"
     return Failure(why, again=status in (408, 429) or status >= 500, status=status, wait=_seconds(response))

@@ -146,7 +146,15 @@ def _wrong_model(connection: Connection, model: str, served: list[str]) -> Eagle
 def _unknown(connection: Connection, failures: Mapping[str, str]) -> Eagle3RefError:
     return Eagle3RefError(
         f"asking the server {connection.url} what it is",
-        found="; ".join(f"{path}: {why}" for path, why in failures.items()),
+        found=_all_alike(failures) or "; ".join(f"{path}: {why}" for path, why in failures.items()),
         expected="SGLang's /server_info, or the /v1/models of an OpenAI-compatible server",
         action="Check the address, and a path in front of the endpoints if there is one.",
     )
+
+
+def _all_alike(failures: Mapping[str, str]) -> str | None:
+    """One sentence where every path said the same, as a web server that is no engine does; None where they differ."""
+    reasons = set(failures.values())
+    if len(reasons) != 1:
+        return None
+    return f"not an engine: {len(failures)} paths answered {reasons.pop()}"

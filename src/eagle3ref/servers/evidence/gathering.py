@@ -26,6 +26,7 @@ class Gathering:
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
         self.warnings: list[NotAcceptance] = []
+        self._cut_lines: list[int] = []
         self._windows = _Windows()
         self._others: list[Reading] = []
         self._requests: dict[tuple[str, str | None], int] = {}  # place in _others
@@ -64,13 +65,17 @@ class Gathering:
 
     def remarks(self) -> Iterator[str]:
         """What was dropped."""
+        if self._cut_lines:
+            yield f"Cut off, and read as far as they are whole: JSON of line {_some(self._cut_lines)}."
         for why, number in self._dropped.items():
-            yield f"{number:,} {why}"
+            yield f"{why}: {number:,}."
         if self._windows.stride > 1:
             yield f"Of {self._windows.total:,} log lines every {self._windows.stride}th is kept, evenly over time."
 
     def _add_other_line(self, line: NotAcceptance) -> None:
         self.kinds[f"{line.tool}: {line.what}"] += 1
+        if line.tool == "JSON" and "cut off" in line.what and len(self._cut_lines) < _MOST_WARNINGS:
+            self._cut_lines.append(line.line)
         if "warning" in line.what and len(self.warnings) < _MOST_WARNINGS:
             self.warnings.append(line)
         new, cached = line.fields.get("new token"), line.fields.get("cached token")
@@ -90,7 +95,7 @@ class Gathering:
         figures = _figures(reading)
         key = hash((reading.time, reading.source, reading.gen_throughput, figures))
         if key in self._seen:
-            self._dropped["lines stand in two of the files or twice in one, and count once."] += 1
+            self._dropped["Lines that stand in two of the files, or twice in one, count once"] += 1
             return True
         self._seen[key] = None
         if len(self._seen) > _REMEMBERED:
@@ -102,7 +107,7 @@ class Gathering:
         group = next((part for part in reading.source.split() if part.startswith("DP")), "")
         for known, source, time in self._ranks:
             if known == (group, *figures) and source != reading.source and _near(time, reading.time):
-                self._dropped["lines of further tensor-parallel ranks repeat their group's, and count once."] += 1
+                self._dropped["Lines of further tensor-parallel ranks, which repeat their group's, are left out"] += 1
                 return True
         self._ranks.append(((group, *figures), reading.source, reading.time))
         return False
@@ -113,7 +118,7 @@ class Gathering:
         place = self._requests.get(key)
         before = None if place is None else self._others[place]
         if before is not None and place is not None and _is_chunk_of(before, reading):
-            self._dropped["chunks of streamed answers, or answers read twice, count with their last."] += 1
+            self._dropped["Chunks of streamed answers, and answers read twice, count with their last"] += 1
             self._others[place] = reading
             return
         self._requests[key] = len(self._others)
@@ -174,6 +179,10 @@ def _figures(reading: Reading) -> tuple[Any, ...]:
         *(reading.tool, reading.format, reading.scope, reading.accept_length, reading.accept_rate),
         *(reading.rounds, reading.accepted_drafts, reading.running_requests, reading.other.get("token")),
     )
+
+
+def _some(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
 
 
 def _near(one: datetime | None, other: datetime | None) -> bool:

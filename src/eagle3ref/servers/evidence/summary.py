@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from eagle3ref.errors import Eagle3RefError
 from eagle3ref.servers.evidence.evidence import Evidence
 from eagle3ref.servers.evidence.pooled import Pooled, pool
+from eagle3ref.servers.evidence.stated_rate import rate_with
 from eagle3ref.servers.evidence.trend import Trend, TrendBy
 from eagle3ref.servers.formats.unwrap import NO_YEAR
 from eagle3ref.servers.rate.reading import RateInference
@@ -136,34 +136,14 @@ def summarize(
     return Summary(
         groups=groups,
         best=evidence.best,
-        rate=_rate(evidence, num_draft_tokens, num_steps, engine),
+        rate=rate_with(evidence, num_draft_tokens, num_steps, engine),
         trends=tuple(trend for trend in trends if trend is not None and trend.direction != "none shown"),
         no_graph_share=graphs.count(False) / len(graphs) if graphs else None,
         not_acceptance=dict(evidence.not_acceptance),
-        warnings=tuple(f"{what}, {number:,} times" for what, number in warned.items()),
+        warnings=tuple(what if number == 1 else f"{what}, {number:,} times" for what, number in warned.items()),
         remarks=evidence.remarks,
         next_steps=tuple(_NEXT[scope] for scope in _NEXT if any(group.scope == scope for group in groups)),
     )
-
-
-def _rate(
-    evidence: Evidence, num_draft_tokens: int | None, num_steps: int | None, engine: str | None
-) -> RateInference | None:
-    """Where what the person said of the server leaves nothing: what the figures say without it."""
-    if num_draft_tokens is not None and num_steps is not None and num_draft_tokens <= num_steps:
-        raise Eagle3RefError(
-            "reading an accept rate",
-            found=f"num_draft_tokens {num_draft_tokens} and num_steps {num_steps}",
-            expected="a root and at least one draft for each step",
-            action="Give the settings that the server runs with.",
-        )
-    rate = evidence.rate(num_draft_tokens=num_draft_tokens, num_steps=num_steps, engine=engine)
-    if rate is None or rate.verdict != "none" or (num_draft_tokens, num_steps, engine) == (None, None, None):
-        return rate
-    free = evidence.rate()
-    if free is None or free.verdict == "none":
-        return rate
-    return replace(rate, remarks=(*rate.remarks, f"Without the settings that were given: {free.sentence}"))
 
 
 def _groups(evidence: Evidence) -> tuple[Group, ...]:

@@ -8,15 +8,40 @@ from dataclasses import replace
 from eagle3ref.servers.formats.blocks import Statements
 from eagle3ref.servers.formats.fields import count, counts, figure
 from eagle3ref.servers.formats.json_fields import LIFETIME_REMARK, Fields, numbers_of, place
-from eagle3ref.servers.formats.request_fields import request_reading
+from eagle3ref.servers.formats.request_fields import prompt_ids_of, request_reading
 from eagle3ref.servers.formats.unwrap import Line
 from eagle3ref.servers.reading import Reading
 from eagle3ref.servers.rounded import Rounded
+
+# A request and its answer, as clients name them in their files.
+_ASKED = ("body", "request", "payload")
+_ANSWERED = ("response", "answer", "responses", "answers")
 
 
 def read_request(value: Fields, line: Line, source: str) -> Statements:
     reading = request_reading(value, line=line)
     return [] if reading is None else [replace(reading, source=source or reading.source)]
+
+
+def read_exchange(value: Fields, line: Line, source: str) -> Statements:
+    """A request beside its answer, as a client keeps them: the prompt stands in one, the figures in the other.
+
+    A request of several prompts has a list of answers.
+    """
+    answered = next((value[name] for name in _ANSWERED if isinstance(value.get(name), Mapping | list)), None)
+    asked: Fields = next((value[name] for name in _ASKED if isinstance(value.get(name), Mapping)), {})
+    answers = answered if isinstance(answered, list) else [answered]
+    lists = (asked[name] for name in ("input_ids", "prompt") if isinstance(asked.get(name), list))
+    batch: Sequence[object] = next(lists, [])
+    found: Statements = []
+    for index, answer in enumerate(answers):
+        if not isinstance(answer, Mapping):
+            continue
+        own = batch[index] if isinstance(answered, list) and index < len(batch) else None
+        sent = prompt_ids_of({"input_ids": own}) or prompt_ids_of(asked) or prompt_ids_of(value)
+        reading = request_reading(answer, line=line, sent_ids=sent)
+        found += [] if reading is None else [replace(reading, source=source or reading.source)]
+    return found
 
 
 def read_columns(value: Fields, line: Line, source: str) -> Statements:

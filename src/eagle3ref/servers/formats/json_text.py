@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from eagle3ref.servers.formats.blocks import Statements
@@ -20,6 +20,7 @@ _BEGINS = re.compile(r"^\s*(?:\{\s*$|\{\s*[\"']|\[\s*$|\[\s*[{\[\"])")
 _LOG_LINE = re.compile(r"\[?\d{4}-\d\d-\d\d[ T]\d|\(\w+ pid=|(?:INFO|WARNING|ERROR|DEBUG)\b")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"?')
 _MAX_CHARACTERS = 1 << 26  # of one value
+_MOST_PARTS = 10_000  # of a value that is cut
 
 
 class JsonText:
@@ -47,7 +48,8 @@ class JsonText:
             self._lines, self._depth, self._characters = [line], depth, len(line.text)
             self.last_line = line.number
             return []
-        return self._one_line(line)
+        found = self._one_line(line)
+        return [_cut(line)] if found is None and begins and depth > 0 else found
 
     def _go_on(self, line: Line) -> Statements:
         self._lines.append(line)
@@ -64,7 +66,8 @@ class JsonText:
             return []
         text = "\n".join(line.text for line in lines)
         whole = Line(lines[0].number, text, lines[0].wrapper_time)
-        return self._one_line(whole) or []
+        found = self._one_line(whole)
+        return [_cut(whole)] if found is None and _value(text) is None else found or []
 
     def _one_line(self, line: Line) -> Statements | None:
         if not any(key in line.text for key in _KEYS):
@@ -75,6 +78,10 @@ class JsonText:
             found += self._read_lines(lines_inside(value))
             # What else stands in an object, as a text that somebody generated, is not the log's.
             return found if found or line.text.startswith("{") else None
+        begun = Line(line.number, line.text[:MAX_RAW], line.wrapper_time)
+        parts = [statement for part in _whole_parts(line.text) for statement in read_object(part, begun)]
+        if parts:
+            return [*parts, _cut(begun)]
         cut = cut_request_reading(line) if "spec_" in line.text else None
         return None if cut is None else [cut]
 
@@ -95,6 +102,24 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text[start:end])
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
+
+
+def _whole_parts(text: str) -> Iterator[Any]:
+    """The objects that are whole in a value that is cut, as the answers before the last one of a list."""
+    decoder, at = json.JSONDecoder(), 0
+    for _ in range(_MOST_PARTS):
+        at = text.find('{"', at)
+        if at < 0:
+            return
+        try:
+            value, at = decoder.raw_decode(text, at)
+            yield value
+        except (ValueError, RecursionError):
+            at += 1  # one that goes on to the cut: what stands in it may be whole
+
+
+def _cut(line: Line) -> NotAcceptance:
+    return NotAcceptance("JSON", "value that is cut off: its end is missing", line=line.number, raw=line.text[:MAX_RAW])
 
 
 def _depth(text: str) -> int:

@@ -13,6 +13,7 @@ from eagle3ref.servers.reading import NotAcceptance, Reading
 
 _READERS: Sequence[Callable[[Fields, Line, str], Statements]] = (
     endpoints.read_columns,
+    endpoints.read_exchange,
     endpoints.read_request,
     endpoints.read_server_info,
     endpoints.read_loads,

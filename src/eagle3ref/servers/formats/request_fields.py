@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -38,6 +39,10 @@ _VLLM_NAMES: Mapping[str, str] = {
     "num_spec_tokens": "num_steps",
 }
 _NOT_OTHER = frozenset(name for names in NAMES.values() for name in names) | {"id", "finish_reason", "output_ids"}
+# The newest first: vLLM's answers with return_token_ids, a client's own files, SGLang's requests, OpenAI's requests.
+_PROMPT_NAMES = ("prompt_token_ids", "prompt_ids", "input_ids", "prompt")
+_OUTPUT_NAMES = ("output_ids", "token_ids")
+CUT_REMARK = "The text is cut off here: only the fields that are whole were read."
 # A field of an object that is cut in the middle.
 _FIELD = re.compile(r"""["'](\w+)["']\s*:\s*(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*[,}]""")
 _ID = re.compile(r"""["']id["']\s*:\s*["']([^"']+)["']""")
@@ -51,6 +56,7 @@ def request_reading(
     line: Line | None = None,
     time: datetime | None = None,
     raw: str = "",
+    sent_ids: tuple[int, ...] | None = None,
 ) -> Reading | None:
     """The figures of one answer; None if it holds none of them.
 
@@ -62,9 +68,11 @@ def request_reading(
         line: the line of a file that it stands in.
         time: of the answer, if no line gives it.
         raw: the text, if no line gives it.
+        sent_ids: the prompt, from the request beside the answer; what the answer itself says it ran comes first.
     """
     fields = _fields(answer)
     shared = _shared_fields(answer, fields, line, time, raw)
+    shared |= _prompt(fields, sent_ids, shared["prompt_tokens"])
     vllm = _inner(fields.get("metrics"), "speculative_decoding")
     if isinstance(vllm, Mapping):
         return _vllm_reading(vllm, shared)
@@ -91,13 +99,23 @@ def request_reading(
     )
 
 
+def prompt_ids_of(fields: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The token ids of the prompt, under any of the names that requests and answers give them; None if there are none.
+
+    Args:
+        fields: of a request, of an answer, or of a line that somebody wrote about both.
+    """
+    return next((ids for name in _PROMPT_NAMES if (ids := _id_list(fields.get(name)))), None)
+
+
 def cut_request_reading(line: Line) -> Reading | None:
     """What is left of an answer that is cut in the middle: its whole fields, by name."""
     fields: dict[str, Any] = {name: float(value) for name, value in _FIELD.findall(line.text)}
     identity = _ID.search(line.text)
     if identity is not None:
         fields["id"] = identity[1]
-    return request_reading({"meta_info": fields}, format="meta_info, cut", line=line)
+    reading = request_reading({"meta_info": fields}, format="meta_info, cut", line=line)
+    return None if reading is None else replace(reading, remarks=(*reading.remarks, CUT_REMARK))
 
 
 def _shared_fields(
@@ -154,9 +172,23 @@ def _tree_size(rounds: int | None, proposed: int | None) -> int | None:
     return proposed // rounds + 1 if rounds and proposed and proposed % rounds == 0 else None
 
 
+def _prompt(fields: Mapping[str, Any], sent: tuple[int, ...] | None, counted: int | None) -> dict[str, Any]:
+    """Ids of the prompt that was run, or none and a remark where the server counts another number of tokens."""
+    ids = prompt_ids_of(fields) or sent
+    if ids is None or counted is None or counted == len(ids):
+        return {"prompt_ids": ids}
+    remark = f"The server ran another prompt than was sent: it counts {counted} tokens, not {len(ids)}."
+    return {"prompt_ids": None, "remarks": (remark,)}
+
+
 def _ids(answer: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[int, ...] | None:
-    ids = answer.get("output_ids", fields.get("token_ids"))
-    return counts(ids) if isinstance(ids, list) and len(counts(ids)) == len(ids) else None
+    listed = (_id_list(answer.get(name, fields.get(name))) for name in _OUTPUT_NAMES)
+    return next((ids for ids in listed if ids is not None), None)
+
+
+def _id_list(value: Any) -> tuple[int, ...] | None:
+    """A list of token ids; None for a text, a list of prompts, or nothing."""
+    return counts(value) if isinstance(value, list) and len(counts(value)) == len(value) else None
 
 
 def _finish_reason(value: Any) -> str | None:

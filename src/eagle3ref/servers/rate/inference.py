@@ -94,7 +94,7 @@ def infer_rates(
     misfits = min((_misfits(reading, counted) for reading in kept), default=0)
     kept = [reading for reading in kept if _misfits(reading, counted) == misfits]
     if not kept:
-        remarks += tuple(_two_servers(counted, allowed, num_draft_tokens, num_steps))
+        remarks += tuple(_mixed(counted, allowed, num_draft_tokens, num_steps))
     if misfits:
         remarks += (f"{misfits:,} of {counted.total():,} lines fit no reading.",)
     verdict: Verdict = "none" if not kept else "one" if len(kept) == 1 else "several"
@@ -213,16 +213,21 @@ def _of_dates(
             yield f"Excluded by the date {_day(when)}: {reading.formula.name}, in SGLang since {reading.formula.since}."
 
 
-def _two_servers(
-    counted: Counter[Pair], allowed: set[str] | None, num_draft_tokens: int | None, num_steps: int | None
-) -> Iterator[str]:
+def _mixed(counted: Counter[Pair], allowed: set[str] | None, tree: int | None, steps: int | None) -> Iterator[str]:
+    """Whether lines of several servers may stand among each other."""
+    formulas = [f for f in _candidates(tree, steps) if allowed is None or f.name in allowed]
+    ways = [(formula, divisor) for formula in formulas for divisor in _divisors(formula, tree, steps)]
+    if counted.total() >= 2 * _FEWEST_OF_A_SERVER:
+        yield from _two_servers(counted, ways)
+    elif len(counted) > 1 and all(any(_fits(f, pair, d) for f, d in ways) for pair in counted):
+        yield "Each line alone fits one: lines of several servers or settings may be mixed. Read them apart."
+
+
+def _two_servers(counted: Counter[Pair], ways: Sequence[tuple[RateFormula, int]]) -> Iterator[str]:
     """Whether the lines fall into two groups of which each has its formula."""
-    total = counted.total()
-    formulas = [f for f in _candidates(num_draft_tokens, num_steps) if allowed is None or f.name in allowed]
+    total, rest = counted.total(), counted
     named: list[str] = []
-    rest = counted
     for _ in range(2):
-        ways = [(formula, d) for formula in formulas for d in _divisors(formula, num_draft_tokens, num_steps)]
         fitting = {way: [pair for pair in rest if _fits(way[0], pair, way[1])] for way in ways}
         best = max(ways, key=lambda way: sum(rest[pair] for pair in fitting[way]), default=None)
         number = sum(rest[pair] for pair in fitting[best]) if best else 0

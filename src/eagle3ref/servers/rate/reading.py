@@ -63,7 +63,9 @@ class RateInference:
     def sentence(self) -> str:
         """The inference in words."""
         if self.verdict == "none":
-            return "The rate fits no known formula beside this length."
+            if self.lines == 1:
+                return "The rate fits no known formula beside this length."
+            return f"No one formula and setting fits the {self.lines:,} lines."
         if self.verdict == "one":
             return f"The rate is {self.readings[0].sentence}."
         return "The rate is ambiguous: " + "; or ".join(reading.sentence for reading in self.readings) + "."
