@@ -48,18 +48,21 @@ def run(*words: str | Path, status: int) -> str:
 
 def test_statuses(tmp_path: Path) -> None:
     """Catches a fault that ends with status 0, a right server that does not, and a report without what matters."""
-    assert "as it should be" in run(answers(tmp_path), "--target", TARGET, status=0)
-    report = run(answers(tmp_path, "capture-third-plus-1"), "--target", TARGET, status=1)
+    settings = ("--target", TARGET, "--num-steps", "3")
+    assert "as it should be" in run(answers(tmp_path), *settings, status=0)
+    assert run(answers(tmp_path), "--target", TARGET, status=2) == ""  # nothing says what tree it runs
+    report = run(answers(tmp_path, "capture-third-plus-1"), *settings, status=1)
     for part in ("cause named", "capture-third-plus-1", "2,4,6", "What to do", "plain replays"):
         assert part in report
     log = tmp_path / "log.txt"
     log.write_text(log_line(served("llama", PROMPTS, CHAIN, ())))
-    assert "cannot tell" in run(log, "--target", TARGET, status=3)
+    assert "cannot tell" in run(log, *settings, status=3)
 
 
 def test_json_is_complete(tmp_path: Path) -> None:
     """Catches a value that no JSON reader takes, and a report that tells more than its JSON."""
-    document = json.loads(run(answers(tmp_path, "eagle-flag"), "--target", TARGET, "--json", status=1))
+    words = (answers(tmp_path, "eagle-flag"), "--target", TARGET, "--num-steps", "3", "--json")
+    document = json.loads(run(*words, status=1))
     assert document["leading"][0] == "eagle-flag"
     assert document["ranked"][0]["equal_requests"] == PROMPTS
     assert document["cost"]["replays"] <= 25

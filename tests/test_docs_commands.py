@@ -119,4 +119,5 @@ def test_the_diagnosis_of_a_real_server_is_shown_as_it_is_printed(
     monkeypatch.chdir(ROOT)
     command, _, output = shown("diagnose.md", "$ eagle3ref diagnose TRACE").partition("\n")
     stands_for = {"TRACE": trace_of(server).path, "answers.jsonl": answers}
-    assert_printed(output, run(*(stands_for.get(word, word) for word in shlex.split(command)[2:])))
+    printed = run(*(stands_for.get(word, word) for word in shlex.split(command)[2:]))
+    assert_printed(*(re.sub(r"and \d+ s:", "and some s:", text) for text in (output, printed)))  # by the clock

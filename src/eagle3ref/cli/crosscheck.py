@@ -12,7 +12,7 @@ import torch
 import typer
 
 from eagle3ref.cli.console import stderr, stdout
-from eagle3ref.cli.evidence import EVIDENCE_HELP, gather, split_flags, stated_profile, stated_tree
+from eagle3ref.cli.evidence import EVIDENCE_HELP, gather, no_tree, split_flags, stated_profile, stated_tree
 from eagle3ref.cli.exit_status import CANNOT_TELL, DOES_NOT_AGREE
 from eagle3ref.cli.live import Asked, ask, is_trace, lacks_answers, record_answers
 from eagle3ref.cli.options import (
@@ -220,12 +220,7 @@ def _tree(
     tree = asked or stated_tree(evidence, facts)
     if tree is not None or context.args:
         return tree
-    raise Eagle3RefError(
-        "cross-checking a server",
-        found=f"{len(evidence.readings)} statements of the server, none of which says what tree it runs",
-        expected="the settings that it runs with: acceptance without them means nothing",
-        action="Give --num-steps, --topk and --num-draft-tokens, or --engine with the server's flags.",
-    )
+    raise no_tree(evidence, "cross-checking a server")
 
 
 def _title(trace: Path, draft: Path, setup: Setup) -> str:

@@ -12,10 +12,9 @@ import typer
 from rich.text import Text
 
 from eagle3ref.cli.console import stderr, stdout
-from eagle3ref.cli.evidence import EVIDENCE_HELP, gather, split_flags, stated_tree
+from eagle3ref.cli.evidence import EVIDENCE_HELP, gather, no_tree, split_flags, stated_tree
 from eagle3ref.cli.exit_status import CANNOT_TELL, DOES_NOT_AGREE
 from eagle3ref.cli.options import (
-    DEFAULT_TREE,
     CapturePoints,
     Device,
     DTypeName,
@@ -100,6 +99,8 @@ def diagnose(
     tree = _tree(asked_tree(num_steps, topk, num_draft_tokens), wired.explanation, stated_tree(said, facts))
     found = _from_files(wired, said, symptom or ())
     if found is None:
+        if tree is None:
+            raise no_tree(said, "diagnosing a server")
         found = diagnose_server(
             recorded,
             load_draft(draft, target=wired.target, capture_points=wired.capture_points, **wired.options),
@@ -115,7 +116,8 @@ def diagnose(
             budget=budget,
             on_stage=lambda stage: stderr.print(Text(stage, style="dim")),
         )
-    _print(found, f"{draft} on {trace}, {', '.join(paths)}, {tree} (num_steps/topk/num_draft_tokens)", as_json)
+    settings = "" if tree is None else f", {tree} (num_steps/topk/num_draft_tokens)"
+    _print(found, f"{draft} on {trace}, {', '.join(paths)}{settings}", as_json)
 
 
 @dataclass(frozen=True)
@@ -165,13 +167,13 @@ def _from_files(wired: _Wired, evidence: Evidence, symptoms: Sequence[str]) -> D
     return None if explanation is None else diagnose_files(explanation, evidence, symptoms)
 
 
-def _tree(asked: TreeConfig | None, explanation: Explanation | None, stated: TreeConfig | None) -> TreeConfig:
-    """As asked for, as the server's flags make it, as the server states it, or the default, with a note."""
+def _tree(asked: TreeConfig | None, explanation: Explanation | None, stated: TreeConfig | None) -> TreeConfig | None:
+    """As asked for, as the server's flags make it, as the server states it, or the engine's default; else None."""
     flags = None if explanation is None else explanation.wiring.tree
     tree = asked or (flags.tree if flags is not None and flags.asked else None) or stated
+    tree = tree or (None if flags is None else flags.tree)
     if tree is None:
-        stderr.print(Text(f"tree {DEFAULT_TREE} is assumed: neither command nor evidence states one", style="yellow"))
-        return DEFAULT_TREE
+        return None
     kv = None if explanation is None else explanation.case.profile.tree_kv
     return replace(tree, tree_kv=kv or tree.tree_kv)
 

@@ -72,6 +72,16 @@ def stated_tree(evidence: Evidence, facts: ServerFacts | None) -> TreeConfig | N
     return None
 
 
+def no_tree(evidence: Evidence, doing: str) -> Eagle3RefError:
+    """For evidence that leaves the tree open, where nobody gave one."""
+    return Eagle3RefError(
+        doing,
+        found=f"{len(evidence.readings)} statements of the server, none of which says what tree it runs",
+        expected="the settings that it runs with: acceptance without them means nothing",
+        action="Give --num-steps, --topk and --num-draft-tokens, or --engine with the server's flags.",
+    )
+
+
 def stated_profile(facts: ServerFacts | None) -> EngineProfile | None:
     """Of the engine that the server says it is; None if it does not say, or its release was not read."""
     if facts is None or facts.engine_name is None:
