@@ -13,6 +13,7 @@ from eagle3ref.diagnose import VERDICT_MEANING, Candidate, Diagnosis, LeftOut, R
 from eagle3ref.report.style import Bar, facts, rate
 
 _ROWS = 8
+_NAME_WIDTH = 23  # of most hypotheses; longer names are folded
 _COLOURS: dict[Verdict, str] = {
     "as it should be": "bold green",
     "cause named": "bold red",
@@ -55,29 +56,27 @@ def _section(title: str, body: RenderableType) -> RenderableType:
 
 
 def _table(diagnosis: Diagnosis) -> RenderableType:
-    """The leading ones, and the next ones after them."""
+    """The leading ones, and the next ones after them; columns that would be empty are left out, for narrow screens."""
     leading, every = set(diagnosis.names), max(candidate.sequences for candidate in diagnosis.ranked)
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("hypothesis", overflow="fold", min_width=16)
-    table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("")
-    table.add_column("length", justify="right", no_wrap=True)
-    for name in ("joint rates", "equal requests", "fits", "replayed on", "said by"):
-        table.add_column(name, justify="right", no_wrap=True)
     shown = diagnosis.ranked[: max(_ROWS, min(len(leading) + 3, 2 * _ROWS))]
-    for candidate in shown:
+    columns = {
+        "share": [_share(candidate) for candidate in shown],
+        "length": [rate(candidate.acceptance_length) for candidate in shown],
+        "joint rates": [" ".join(rate(value) for value in candidate.rates) for candidate in shown],
+        "equal requests": [f"{one.equal}/{one.requests}" if one.requests else "-" for one in shown],
+        "fits": ["-" if one.sequences < every else "yes" if one.fits else "no" for one in shown],
+        "replayed": [f"{candidate.sequences}" for candidate in shown],
+        "said by": ["-" if one.said_by is None else one.said_by.name for one in shown],
+    }
+    told = {name: column for name, column in columns.items() if set(column) != {"-"}}
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("hypothesis", overflow="fold", min_width=_NAME_WIDTH)
+    table.add_column("")
+    for name in told:
+        table.add_column(name, justify="right", no_wrap=True)
+    for candidate, *cells in zip(shown, *told.values(), strict=True):
         style = "bold" if candidate.name in leading else ""
-        table.add_row(
-            Text(candidate.name, style=style),
-            _share(candidate),
-            Bar(candidate.share, 10, "green"),
-            rate(candidate.acceptance_length),
-            " ".join(rate(value) for value in candidate.rates),
-            f"{candidate.equal}/{candidate.requests}" if candidate.requests else "-",
-            "-" if candidate.sequences < every else "yes" if candidate.fits else "no",
-            f"{candidate.sequences}",
-            "-" if candidate.said_by is None else candidate.said_by.name,
-        )
+        table.add_row(Text(candidate.name, style=style), Bar(candidate.share, 10, "green"), *cells)
     hidden = len(diagnosis.ranked) - len(shown)
     rest = [Text(f"and {hidden} more, less probable still", style="dim")] if hidden else []
     return Group(table, *rest)
