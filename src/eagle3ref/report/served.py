@@ -26,7 +26,7 @@ def served_report(server: str, log_line: str, checked: CrossCheck, diagnosis: Di
     rows = [("it logs", log_line), ("crosscheck", checked.sentence), ("diagnose", diagnosis.sentence)]
     rows += [("do", candidate.hypothesis.fix) for candidate in diagnosis.leading]
     cost = diagnosis.cost
-    note = f"{cost.hypotheses} mis-wirings replayed, at the price of {cost.replays:.0f} plain replays of the trace"
+    note = f"{cost.hypotheses} mis-wirings, in as many draft rows as {cost.replays:.0f} plain replays of the trace"
     return Group(
         Text(f"A server: {server}", style="bold cyan"),
         Padding(Group(facts(rows), "", _candidates(diagnosis), Text(note, style="dim")), (0, 0, 0, 2)),
