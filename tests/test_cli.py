@@ -124,7 +124,7 @@ def test_replay_json_is_strict_and_complete(folder: Path) -> None:
         raise AssertionError(f"{literal} is no JSON")
 
     document = json.loads(result.stdout, parse_constant=refuse)
-    names = ["counts", "document_version", "expected_intervals", "intervals", "provenance", "sglang_log"]
+    names = ["counts", "document_version", "expected_intervals", "intervals", "provenance", "rows", "sglang_log"]
     assert sorted(document) == names
     assert document["expected_intervals"] is None  # no final hidden states were recorded
     counts = AcceptanceCounts.from_dict(document["counts"])

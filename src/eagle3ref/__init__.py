@@ -12,6 +12,7 @@ from eagle3ref.draft import Eagle3Draft, export_draft, load_draft, propose
 from eagle3ref.engines import SGLANG_0_5_23, SGLANG_LOG_ERAS, EngineProfile, engine_profile
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.explain import EngineDraft, Explanation, explain, load_draft_as
+from eagle3ref.positions import SequenceRanks, rank_positions, replay_positions
 from eagle3ref.replay import SequenceRounds, replay, replay_rounds
 from eagle3ref.statistics import Interval
 from eagle3ref.target import Target, load_target
@@ -37,6 +38,7 @@ __all__ = [
     "Interval",
     "Prompt",
     "Sampling",
+    "SequenceRanks",
     "SequenceRounds",
     "Target",
     "TargetConfig",
@@ -55,8 +57,10 @@ __all__ = [
     "load_target",
     "nano",
     "propose",
+    "rank_positions",
     "read_prompts",
     "replay",
+    "replay_positions",
     "replay_rounds",
     "verify_greedy",
     "verify_sampled",

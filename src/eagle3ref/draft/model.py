@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from eagle3ref.config import DraftConfig
 from eagle3ref.errors import Eagle3RefError
-from eagle3ref.nn import GatedMLP, Prefix, RMSNorm, Rows, make_attention
+from eagle3ref.nn import GatedMLP, RMSNorm, Rows, SharedRows, make_attention
 
 
 class DraftOutput(NamedTuple):
@@ -51,18 +52,26 @@ class DraftLayer(nn.Module):
         *,
         mask: Tensor,
         own: Rows | None,
-        prefix: Prefix | None,
+        prefix: SharedRows | None,
     ) -> tuple[Tensor, Rows]:
         """state and embedded [B, P, Q, C] -> the residual stream after the layer, and its rows."""
-        if self.hidden_norm is None:
-            residual, x = state, self.input_layernorm(state)
-        else:
-            normed = self.hidden_norm(self.input_layernorm(state) if self.hidden_double_norm else state)
-            residual = normed if self.norm_before_residual else state
-            x = torch.cat((self.input_layernorm(embedded), normed), -1)
+        residual, x = self.attention_input(state, embedded)
         attended, rows = self.self_attn(x, positions, mask=mask, own=own, prefix=prefix)
-        stream = residual + attended
-        return stream + self.mlp(self.post_attention_layernorm(stream)), rows
+        return self.after_attention(residual, attended), rows
+
+    def attention_input(self, state: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        """state and embedded [..., C] -> the residual [..., C], and what attention reads [..., C or 2C]."""
+        if self.hidden_norm is None:
+            return state, self.input_layernorm(state)
+        normed = self.hidden_norm(self.input_layernorm(state) if self.hidden_double_norm else state)
+        residual = normed if self.norm_before_residual else state
+        return residual, torch.cat((self.input_layernorm(embedded), normed), -1)
+
+    def after_attention(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """The residual stream after the layer, [..., C]."""
+        stream: Tensor = residual + attended
+        after: Tensor = stream + self.mlp(self.post_attention_layernorm(stream))
+        return after
 
 
 class Eagle3Draft(nn.Module):
@@ -136,7 +145,7 @@ class Eagle3Draft(nn.Module):
         *,
         mask: Tensor,
         own: list[Rows] | None = None,
-        prefix: list[Prefix] | None = None,
+        prefix: Sequence[SharedRows] | None = None,
     ) -> DraftOutput:
         """One draft step for Q rows of P groups of B sequences.
 
@@ -160,8 +169,12 @@ class Eagle3Draft(nn.Module):
                 prefix=None if prefix is None else prefix[i],
             )
             rows.append(layer_rows)
-        normed = state if self.config.final_norm == "none" else self.norm(state)
-        return DraftOutput(normed if self.config.norm_output else state, normed, rows)
+        return DraftOutput(*self.read_out(state), rows)
+
+    def read_out(self, stream: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream after the last layer [..., C] -> the recurrent state, and what the head reads."""
+        normed = stream if self.config.final_norm == "none" else self.norm(stream)
+        return (normed if self.config.norm_output else stream), normed
 
     def logits(self, normed: Tensor) -> Tensor:
         """[..., C] as ``DraftOutput.normed`` -> [..., Vd], over the draft vocabulary."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from eagle3ref.config import TreeConfig
 from eagle3ref.draft.model import Eagle3Draft
-from eagle3ref.nn import Prefix, Rows
+from eagle3ref.nn import Rows, SharedRows
 from eagle3ref.nn.norm import at_least_float32
 from eagle3ref.sampling import sample, target_probs, topk_stable
 from eagle3ref.tree import Candidates, extend_beams
@@ -91,7 +92,7 @@ def propose(
     draft: Eagle3Draft,
     first: FirstLevel,
     roots: Tensor,
-    prefix: list[Prefix] | None,
+    prefix: Sequence[SharedRows] | None,
     tree: TreeConfig,
     loop: DraftLoop = RIGHT_LOOP,
 ) -> Candidates:
@@ -140,7 +141,7 @@ def propose_sampled(
     state: Tensor,
     normed: Tensor,
     roots: Tensor,
-    prefix: list[Prefix] | None,
+    prefix: Sequence[SharedRows] | None,
     *,
     temperature: float,
     uniforms: Tensor,

@@ -5,7 +5,8 @@ group, K keys, H heads, C hidden size. New rows may attend to the *prefix*, whic
 their group's *own* rows.
 """
 
-from eagle3ref.nn.attention import GQAttention, MLAttention, Prefix, Rows, make_attention
+from eagle3ref.nn.attend import Prefix, Rows, SharedRows
+from eagle3ref.nn.attention import GQAttention, MLAttention, make_attention
 from eagle3ref.nn.kv_cache import KVCache
 from eagle3ref.nn.mlp import GatedMLP
 from eagle3ref.nn.moe import MoE, Router
@@ -23,5 +24,6 @@ __all__ = [
     "RotaryEmbedding",
     "Router",
     "Rows",
+    "SharedRows",
     "make_attention",
 ]

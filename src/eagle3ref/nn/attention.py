@@ -1,76 +1,17 @@
-"""Attention of new rows over a shared prefix and their group's own rows: grouped-query and multi-head latent."""
+"""What attention makes of rows, queries and outputs: grouped-query and multi-head latent."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
 from eagle3ref.config import GQAConfig, MLAConfig
-from eagle3ref.nn.norm import RMSNorm, at_least_float32
+from eagle3ref.nn.attend import Rows, SharedRows, Stretch, View, look_back
+from eagle3ref.nn.norm import RMSNorm
 from eagle3ref.nn.rope import RotaryEmbedding
-
-
-class Rows(NamedTuple):
-    """What attention remembers of a row: keys and values (GQA), or the normed latent and the roped key (MLA).
-
-    A prefix has shape [B, K, ...]; a group's own rows have shape [B, P, K, ...].
-    """
-
-    first: Tensor
-    second: Tensor
-
-    def append(self, new: Rows) -> Rows:
-        """The own rows of a group followed by new ones of it."""
-        return Rows(torch.cat((self.first, new.first), 2), torch.cat((self.second, new.second), 2))
-
-
-class Prefix(NamedTuple):
-    """Rows that all groups of a sequence share, and which of them each new row may attend to.
-
-    Args:
-        rows: [B, K, ...].
-        mask: bool, broadcastable to [B, P, Q, K]; True = may attend.
-    """
-
-    rows: Rows
-    mask: Tensor
-
-
-class _Part(NamedTuple):
-    """One stretch of keys: keys [B, (P,) K, G, D], values [B, (P,) K, G, Dv], mask as in ``Prefix``."""
-
-    keys: Tensor
-    values: Tensor
-    mask: Tensor
-
-
-def attend(query: Tensor, parts: list[_Part], scale: float) -> Tensor:
-    """Softmax attention over the concatenation of several stretches of keys, which is never formed.
-
-    Args:
-        query: [B, P, Q, H, D]; head h reads key-value head ``h // (H / G)``.
-        parts: a stretch without the P axis is shared by all groups of a sequence.
-        scale: factor on the scores.
-
-    Returns:
-        [B, P, Q, H, Dv].
-    """
-    wide = at_least_float32(query.dtype)
-    groups = rearrange(query.to(wide), "b p q (g h) d -> b p q g h d", g=parts[0].keys.shape[-2])
-    scores = []
-    for keys, _, mask in parts:
-        per_group = "p" if keys.ndim == 5 else ""
-        part_scores = torch.einsum(f"bpqghd,b{per_group}kgd->bpghqk", groups, keys.to(wide)) * scale
-        scores.append(part_scores.masked_fill(~mask[..., None, None, :, :], float("-inf")))
-    probs = torch.cat(scores, -1).softmax(-1).to(query.dtype)
-    output = torch.zeros((), dtype=query.dtype, device=query.device)
-    for (_, values, _), part_probs in zip(parts, probs.split([s.shape[-1] for s in scores], -1), strict=True):
-        per_group = "p" if values.ndim == 5 else ""
-        output = output + torch.einsum(f"bpghqk,b{per_group}kgd->bpqghd", part_probs, values)
-    return rearrange(output, "b p q g h d -> b p q (g h) d")
 
 
 class GQAttention(nn.Module):
@@ -90,7 +31,7 @@ class GQAttention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.qk_norm_eps)
 
     def forward(
-        self, x: Tensor, positions: Tensor, *, mask: Tensor, own: Rows | None = None, prefix: Prefix | None = None
+        self, x: Tensor, positions: Tensor, *, mask: Tensor, own: Rows | None = None, prefix: SharedRows | None = None
     ) -> tuple[Tensor, Rows]:
         """Attend with Q new rows per group.
 
@@ -107,26 +48,43 @@ class GQAttention(nn.Module):
         Returns:
             The output [B, P, Q, out_features], and the own rows with the new ones appended.
         """
-        query, key, value = (
+        new = self.remember(x, positions)
+        rows = new if own is None else own.append(new)
+        return self.look_back(self.query(x, positions), positions, (rows, mask), prefix), rows
+
+    def query(self, x: Tensor, positions: Tensor) -> Tensor:
+        """[B, P, Q, in_features] -> [B, P, Q, H, D], roped."""
+        query = rearrange(self.q_proj(x), "b p q (h d) -> b p q h d", d=self.config.head_dim)
+        if self.config.qk_norm_eps is not None:
+            query = self.q_norm(query)
+        return self.rope(query, positions)
+
+    def remember(self, x: Tensor, positions: Tensor) -> Rows:
+        """[B, P, Q, in_features] -> roped keys and values, each [B, P, Q, G, D]."""
+        key, value = (
             rearrange(projection(x), "b p q (h d) -> b p q h d", d=self.config.head_dim)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
+            for projection in (self.k_proj, self.v_proj)
         )
         if self.config.qk_norm_eps is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        new = Rows(self.rope(key, positions), value)
-        rows = new if own is None else own.append(new)
-        parts = [_Part(*rows, self._windowed(mask, positions, _own_positions(positions, rows.first.shape[2])))]
-        if prefix is not None:
-            prefix_positions = torch.arange(prefix.rows.first.shape[1], device=x.device)
-            parts.insert(0, _Part(*prefix.rows, self._windowed(prefix.mask, positions, prefix_positions)))
-        output = attend(self.rope(query, positions), parts, self.config.softmax_scale)
-        return self.o_proj(rearrange(output, "b p q h d -> b p q (h d)")), rows
+            key = self.k_norm(key)
+        return Rows(self.rope(key, positions), value)
 
-    def _windowed(self, mask: Tensor, positions: Tensor, key_positions: Tensor) -> Tensor:
-        """``mask`` without the keys that lie ``window`` positions or more back."""
-        if self.config.window is None:
-            return mask
-        return mask & (key_positions.unsqueeze(-2) > positions.unsqueeze(-1) - self.config.window)
+    def keys_and_values(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Keys [..., G, D] and values [..., G, Dv] of rows, which they are."""
+        return rows.first, rows.second
+
+    def look_back(
+        self, query: Tensor, positions: Tensor, own: tuple[Rows, Tensor] | None, prefix: SharedRows | None
+    ) -> Tensor:
+        """Attend to shared rows, or to a group's own ones with their mask, or to both -> [B, P, Q, out_features]."""
+        view = View(self.keys_and_values, positions, self.config.window, self.config.softmax_scale)
+        stretches = []
+        if own is not None:
+            rows, mask = own
+            stretches = [Stretch(*rows, view.windowed(mask, _own_positions(positions, rows.first.shape[2])))]
+        output = look_back(query, stretches, prefix, view)
+        attended: Tensor = self.o_proj(rearrange(output, "b p q h d -> b p q (h d)"))
+        return attended
 
 
 def _own_positions(positions: Tensor, num_rows: int) -> Tensor:
@@ -163,53 +121,67 @@ class MLAttention(nn.Module):
         self.o_proj = nn.Linear(config.num_heads * config.v_head_dim, out_features, bias=False)
 
     def forward(
-        self, x: Tensor, positions: Tensor, *, mask: Tensor, own: Rows | None = None, prefix: Prefix | None = None
+        self, x: Tensor, positions: Tensor, *, mask: Tensor, own: Rows | None = None, prefix: SharedRows | None = None
     ) -> tuple[Tensor, Rows]:
         """As ``GQAttention.forward``; rows are latents [B, P, K, R] and roped keys [B, P, K, Dr]."""
-        query_nope, query_rope = self._query(x, positions)
-        new = self._remember(x, positions)
+        new = self.remember(x, positions)
         rows = new if own is None else own.append(new)
-        stretches = [(rows, mask)] if prefix is None else [prefix, (rows, mask)]
-        absorbed = (prefix is not None) if self.absorbed is None else self.absorbed
-        scale = self.config.softmax_scale
-        if not absorbed:
-            query = torch.cat((query_nope, query_rope), -1)
-            output = attend(query, [self._expand(*stretch) for stretch in stretches], scale)
-        else:
-            key_up, value_up = self._up_projections()
-            query = torch.cat((torch.einsum("bpqhn,hnr->bpqhr", query_nope, key_up), query_rope), -1)
-            latent = attend(query, [_as_one_head(*stretch) for stretch in stretches], scale)
-            output = torch.einsum("bpqhr,hvr->bpqhv", latent, value_up)
-        return self.o_proj(rearrange(output, "b p q h d -> b p q (h d)")), rows
+        return self.look_back(self.query(x, positions), positions, (rows, mask), prefix), rows
 
-    def _query(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def look_back(
+        self, query: Tensor, positions: Tensor, own: tuple[Rows, Tensor] | None, prefix: SharedRows | None
+    ) -> Tensor:
+        """As ``GQAttention.look_back``; query as of ``query``."""
+        shared = prefix is not None
+        view = View(partial(self.keys_and_values, shared=shared), positions, None, self.config.softmax_scale)
+        stretches = [] if own is None else [Stretch(*view.keys_and_values(own[0]), own[1])]
+        if not self._absorbs(shared):
+            output = look_back(query, stretches, prefix, view)
+        else:
+            key_up, value_up = self.up_projections()
+            query_nope, query_rope = query.split((self.config.qk_nope_head_dim, self.config.qk_rope_head_dim), -1)
+            query = torch.cat((torch.einsum("bpqhn,hnr->bpqhr", query_nope, key_up), query_rope), -1)
+            latent = look_back(query, stretches, prefix, view)
+            output = torch.einsum("bpqhr,hvr->bpqhv", latent, value_up)
+        attended: Tensor = self.o_proj(rearrange(output, "b p q h d -> b p q (h d)"))
+        return attended
+
+    def query(self, x: Tensor, positions: Tensor) -> Tensor:
+        """[B, P, Q, in_features] -> [B, P, Q, H, Dnope + Dr], the last Dr features roped."""
         projected = (
             self.q_proj(x) if self.config.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         )
         heads = rearrange(projected, "b p q (h d) -> b p q h d", d=self.config.qk_head_dim)
         nope, rope = heads.split((self.config.qk_nope_head_dim, self.config.qk_rope_head_dim), -1)
-        return nope, self.rope(rope, positions)
+        return torch.cat((nope, self.rope(rope, positions)), -1)
 
-    def _remember(self, x: Tensor, positions: Tensor) -> Rows:
+    def remember(self, x: Tensor, positions: Tensor) -> Rows:
         """The normed latent, and the key part with rope, which is one head for all and not normed."""
         latent, key = self.kv_a_proj_with_mqa(x).split((self.config.kv_lora_rank, self.config.qk_rope_head_dim), -1)
         return Rows(self.kv_a_layernorm(latent), self.rope(key.unsqueeze(-2), positions).squeeze(-2))
 
-    def _expand(self, rows: Rows, mask: Tensor) -> _Part:
+    def keys_and_values(self, rows: Rows, *, shared: bool = True) -> tuple[Tensor, Tensor]:
+        """Keys [..., G, D] and values [..., G, Dv] of rows: latents as one head, or expanded to all heads.
+
+        Args:
+            rows: latents and roped keys.
+            shared: whether they are attended to together with a prefix.
+        """
+        if self._absorbs(shared):
+            return torch.cat(rows, -1).unsqueeze(-2), rows.first.unsqueeze(-2)
         heads = rearrange(self.kv_b_proj(rows.first), "... (h d) -> ... h d", h=self.config.num_heads)
         key_nope, value = heads.split((self.config.qk_nope_head_dim, self.config.v_head_dim), -1)
         key_rope = rows.second.unsqueeze(-2).expand(*key_nope.shape[:-1], -1)
-        return _Part(torch.cat((key_nope, key_rope), -1), value, mask)
+        return torch.cat((key_nope, key_rope), -1), value
 
-    def _up_projections(self) -> tuple[Tensor, Tensor]:
+    def up_projections(self) -> tuple[Tensor, Tensor]:
         """``kv_b_proj`` as latent -> key [H, Dnope, R] and latent -> value [H, Dv, R]."""
         weight = rearrange(self.kv_b_proj.weight, "(h d) r -> h d r", h=self.config.num_heads)
         key_up, value_up = weight.split((self.config.qk_nope_head_dim, self.config.v_head_dim), 1)
         return key_up, value_up
 
-
-def _as_one_head(rows: Rows, mask: Tensor) -> _Part:
-    return _Part(torch.cat(rows, -1).unsqueeze(-2), rows.first.unsqueeze(-2), mask)
+    def _absorbs(self, shared: bool) -> bool:
+        return shared if self.absorbed is None else self.absorbed
 
 
 def make_attention(

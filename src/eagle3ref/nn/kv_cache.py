@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eagle3ref.nn.attention import Prefix, Rows
+from eagle3ref.nn.attend import Prefix, Rows
 
 
 class KVCache:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from eagle3ref.acceptance import AcceptanceCounts, ExpectedAcceptance, Kind
+from eagle3ref.acceptance.ratios import IntArray
 from eagle3ref.config import AcceptanceRule, TreeConfig
 
 
@@ -23,7 +25,7 @@ class SequenceRounds:
         num_accepted: int64 [R], drafts c that were kept; the next root is ``root + c + 1``.
         complete: bool [R], whether ``num_steps`` recorded tokens follow the root. If not, c may have been cut short
             by the end of the record, and the round counts as censored.
-        proposed_at: int64 [R, S], draft tokens offered at each depth.
+        proposed_at: int64 [R, S], draft tokens offered at each depth; None where that was not looked at.
         off_argmax_tokens: generated tokens that are not the target's first choice; None when that was not recorded.
         recorded_tokens: generated tokens.
         in_limit: bool [R], whether ``num_steps`` tokens after the root are within the length limit of the answer. As
@@ -36,7 +38,7 @@ class SequenceRounds:
     roots: Tensor
     num_accepted: Tensor
     complete: Tensor
-    proposed_at: Tensor
+    proposed_at: Tensor | None
     off_argmax_tokens: int | None
     recorded_tokens: int
     in_limit: Tensor
@@ -52,7 +54,7 @@ def count_rounds(
         tree=tree,
         prompt_ids=tuple(sequence.id for sequence in rounds),
         histogram=np.stack([torch.bincount(c, minlength=tree.num_steps + 1).numpy() for c in complete]),
-        proposed_at=np.stack([sequence.proposed_at[sequence.complete].sum(0).numpy() for sequence in rounds]),
+        proposed_at=_proposed(rounds),
         censored_rounds=np.array([int((~sequence.complete).sum()) for sequence in rounds]),
         off_argmax_tokens=np.array([sequence.off_argmax_tokens or 0 for sequence in rounds]),
         recorded_tokens=np.array([sequence.recorded_tokens for sequence in rounds]),
@@ -62,11 +64,23 @@ def count_rounds(
     )
 
 
-def kind_of(rule: AcceptanceRule, rounds: Sequence[SequenceRounds]) -> Kind:
+class _Recorded(Protocol):
+    """What was counted of a sequence, in rounds or otherwise."""
+
+    @property
+    def off_argmax_tokens(self) -> int | None: ...
+
+
+def kind_of(rule: AcceptanceRule, rounds: Iterable[_Recorded]) -> Kind:
     """Greedy tokens that are all the recorded argmax are exact; otherwise another model may have written them."""
     if rule.name != "greedy":
         return "unbiased"
     return "exact" if all(sequence.off_argmax_tokens == 0 for sequence in rounds) else "estimate"
+
+
+def _proposed(rounds: Sequence[SequenceRounds]) -> IntArray | None:
+    known = [s.proposed_at[s.complete].sum(0).numpy() for s in rounds if s.proposed_at is not None]
+    return np.stack(known) if len(known) == len(rounds) else None
 
 
 def _expected(rounds: Sequence[SequenceRounds], tree: TreeConfig) -> ExpectedAcceptance | None:

@@ -27,6 +27,8 @@ def replay_document(
 ) -> dict[str, Any]:
     """Counts, intervals, what SGLang would log, and where all of it comes from; what is undefined is null.
 
+    Of all positions SGLang logs nothing.
+
     Args:
         counts: of the replay.
         trace: that was replayed.
@@ -42,22 +44,27 @@ def replay_document(
         "counts": counts.to_dict(),
         "intervals": [interval_document(ratio) for ratio in counts.ratios()],
         "expected_intervals": _expected_intervals(counts),
-        "sglang_log": [_log(profile, counts) for profile in SGLANG_LOG_ERAS],
-        "provenance": {
-            "eagle3ref": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "trace": {"path": str(trace.path), "sha256": trace.sha256(), "header": asdict(trace.header)},
-            "draft": {
-                "path": str(draft_folder),
-                "sha256": _checksums(draft_folder),
-                "capture_points": list(draft.capture_points),
-                "dtype": str(draft.fc.weight.dtype).removeprefix("torch."),
-                "origins": draft.origins,
-                "warnings": draft.warnings,
-            },
-            "settings": settings,
+        "sglang_log": [_log(profile, counts) for profile in SGLANG_LOG_ERAS if counts.kind != "positions"],
+        "provenance": provenance(trace, draft, draft_folder, settings),
+    }
+
+
+def provenance(trace: Trace, draft: Eagle3Draft, draft_folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Where numbers come from: versions, the trace, the draft's files with their checksums, the settings."""
+    return {
+        "eagle3ref": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "trace": {"path": str(trace.path), "sha256": trace.sha256(), "header": asdict(trace.header)},
+        "draft": {
+            "path": str(draft_folder),
+            "sha256": _checksums(draft_folder),
+            "capture_points": list(draft.capture_points),
+            "dtype": str(draft.fc.weight.dtype).removeprefix("torch."),
+            "origins": draft.origins,
+            "warnings": draft.warnings,
         },
+        "settings": settings,
     }
 
 

@@ -16,6 +16,7 @@ from eagle3ref.acceptance import KIND_MEANING, AcceptanceCounts, AcceptanceRatio
 from eagle3ref.config import RULE_MEANING, AcceptanceRule
 from eagle3ref.engines import SGLANG_0_5_23, SGLANG_LOG_ERAS, EngineProfile, engine_profile
 from eagle3ref.inspection import TraceSummary
+from eagle3ref.positions import RowCounts
 from eagle3ref.report.style import Bar, ends, facts, percent, rate
 
 _BAR_WIDTH = 10
@@ -42,13 +43,17 @@ _EXPECTED_LEGEND = (
 def replay_report(counts: AcceptanceCounts, title: str, profile: EngineProfile | None = None) -> RenderableType:
     """One replay: figures, rates by depth, histogram, and what the engine would log; without one, SGLang and vLLM.
 
+    Counts of all positions come without logs: no engine has such a number.
+
     Raises:
         Eagle3RefError: no complete round.
     """
     pictures = Columns([_depths(counts), _histogram(counts)], padding=(0, 4))
-    logs = _known_logs(counts) if profile is None else _log(f"{profile.engine} logs", profile, counts)
-    body = Group(_figures(counts), "", pictures, "", logs)
-    return Group(_heading(title), Padding(body, (0, 0, 0, 2)))
+    body: list[RenderableType] = [_figures(counts), "", pictures]
+    if counts.kind != "positions":
+        logs = _known_logs(counts) if profile is None else _log(f"{profile.engine} logs", profile, counts)
+        body += ["", logs]
+    return Group(_heading(title), Padding(Group(*body), (0, 0, 0, 2)))
 
 
 def comparison(runs: Sequence[tuple[str, str, AcceptanceCounts]]) -> RenderableType:
@@ -101,6 +106,19 @@ def legend(counts: Sequence[AcceptanceCounts]) -> RenderableType:
     expected = _EXPECTED_LEGEND if any(item.expected is not None for item in counts) else ()
     meanings = [*((kind, KIND_MEANING[kind]) for kind in kinds), *((rule, RULE_MEANING[rule]) for rule in rules)]
     return facts([*_LEGEND, *expected, *meanings])
+
+
+def rows_report(rows: RowCounts) -> RenderableType:
+    """How many draft rows a replay ran that leaves out those that cannot change what is accepted."""
+    share = f" ({percent(rows.branches / rows.full_branches)})" if rows.full_branches else ""
+    ahead = [("  ahead", f"{rows.skipped:,} more, of positions that the walk then skipped")] if rows.skipped else []
+    return facts(
+        [
+            ("draft rows", f"{rows.branches:,} of {rows.full_branches:,}{share} after the first level were run"),
+            *ahead,
+            ("  committed", f"{rows.committed:,}, of recorded tokens"),
+        ]
+    )
 
 
 def answers_report(traces: Mapping[str, TraceSummary]) -> RenderableType:

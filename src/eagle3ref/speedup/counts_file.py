@@ -13,7 +13,8 @@ def read_counts(path: str | Path) -> AcceptanceCounts:
     """The counts of a replay document, or of a file that holds ``AcceptanceCounts.to_dict`` alone.
 
     Raises:
-        Eagle3RefError: no readable JSON object, none with counts, or counts that contradict themselves.
+        Eagle3RefError: no readable JSON object, none with counts, counts that contradict themselves, or counts of all
+            positions, which are no rounds of a server.
     """
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -24,7 +25,10 @@ def read_counts(path: str | Path) -> AcceptanceCounts:
     counts = document.get("counts", document)
     if not isinstance(counts, dict) or "histogram" not in counts:
         raise _unreadable(path, f"an object with the keys {', '.join(sorted(document))[:200] or 'none'}")
-    return AcceptanceCounts.from_dict(counts)
+    read = AcceptanceCounts.from_dict(counts)
+    if read.kind == "positions":
+        raise _unreadable(path, "counts of all positions, most of which a server does not visit")
+    return read
 
 
 def _unreadable(path: str | Path, found: str) -> Eagle3RefError:
