@@ -212,6 +212,10 @@ SGLANG_0_5_23 = _STRICT_COIN.changed(
         {**_REJECTION.sampled_options, "--speculative-use-block-verification": AcceptanceRule("block", "sampled")},
         _read("0.5.22", "srt/arg_groups/speculative_hook.py"),
     ),
+    topk_refused_by=(
+        (*_BOUNDARY_IDS.topk_refused_by, "aiter", "dsv4"),
+        _read("0.5.23", "srt/layers/attention/aiter_backend.py and deepseek_v4_backend.py; not looked for before"),
+    ),
     **facts(
         _read("0.5.23", "srt/models; older releases were read for fewer targets"),
         id_rules=with_targets(_BOUNDARY_IDS.id_rules, (*_QWEN3_5, *SGLANG_NEWEST_TARGETS), "plus_one"),
