@@ -7,13 +7,16 @@ STAMP := $(VENV)/.installed
 PEERS := $(VENV)/peers
 ENGINES := $(VENV)/engines
 ONLY ?= *
+EXT ?= $(if $(wildcard src/eagle3ref/kernels/_native_cuda.*so),cuda,cpu)
+NVCC ?= nvcc
+CUDA_OBJECTS ?= build/cuda
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-peers test-engines test-servers lint types clean
+.PHONY: help setup native cuda-compiles demo test test-slow test-peers test-engines test-servers lint types guard clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## create the virtual environment ($VENV, made with $PYTHON), or bring it up to date
 
@@ -26,14 +29,30 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[all]'
 	@touch $@
 
+native: $(STAMP) ## build the C++ twins of csrc/ (EXT=cuda builds the CUDA ones too)
+	EAGLE3REF_EXT=$(EXT) $(BIN)/python setup.py --quiet build_ext --inplace
+
+# Once built, the tests keep it up to date; a stale one would not be loaded.
+NATIVE := $(wildcard src/eagle3ref/kernels/_native.*so)
+$(NATIVE): setup.py $(wildcard csrc/*.* csrc/*/*.*) | $(STAMP)
+	EAGLE3REF_EXT=$(EXT) $(BIN)/python setup.py --quiet build_ext --inplace --force
+
+# Compiled, not linked: that takes a CUDA build of torch, which EXT=cuda asks for.
+CUDA_FLAGS = -arch=sm_90 -std=c++17 -O3 --fmad=false -DUSE_CUDA -DTORCH_TARGET_VERSION=0x020b000000000000 \
+  $(shell $(BIN)/python -c 'from torch.utils import cpp_extension; print(*("-isystem " + p for p in cpp_extension.include_paths()))')
+cuda-compiles: ## compile the CUDA twins for Hopper; needs nvcc, but no GPU
+	@mkdir -p $(CUDA_OBJECTS)
+	$(NVCC) $(CUDA_FLAGS) -c csrc/cuda/kernels.cu -o $(CUDA_OBJECTS)/kernels.o
+	$(NVCC) $(CUDA_FLAGS) -c csrc/cuda/ops.cpp -o $(CUDA_OBJECTS)/ops.o
+
 demo: $(STAMP) ## reproduce the whole story on the embedded nano models
 	$(BIN)/eagle3ref demo
 
-test: $(STAMP) ## run the tests, without the slow ones
+test: $(STAMP) $(NATIVE) ## run the tests, without the slow ones
 	$(BIN)/python -m pytest
 
 # pytest exits with 5 when nothing was selected, which is no failure here.
-test-slow: $(STAMP) ## run the slow tests
+test-slow: $(STAMP) $(NATIVE) ## run the slow tests
 	$(BIN)/python -m pytest -m slow || test $$? -eq 5
 
 test-peers: $(STAMP) $(PEERS)/.installed ## compare with speculators 0.9.0 and transformers, in an environment of their own
@@ -61,6 +80,9 @@ lint: $(STAMP) ## check style
 types: $(STAMP) ## check types
 	$(BIN)/mypy
 
+guard: $(STAMP) ## fail if the fast ways have become slower against a frozen loop
+	$(BIN)/python benchmarks/guard.py
+
 clean: ## remove what builds, tests and checks leave, but not the virtual environment
-	rm -rf build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist src/*.egg-info src/eagle3ref/kernels/_native*.so .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -43,6 +43,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _fixed_seed() -> None:
     """Weights that a test lets PyTorch initialise are the same in every order of the tests."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module", params=["plain", "avx2"])
+def simd(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The compiled twins twice: in plain instructions, and in AVX2 where the processor has it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EAGLE3REF_SIMD", request.param)
+        yield
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from eagle3ref.cli.crosscheck import crosscheck
 from eagle3ref.cli.decode import decode
 from eagle3ref.cli.demo import demo
 from eagle3ref.cli.diagnose import diagnose
+from eagle3ref.cli.doctor import doctor
 from eagle3ref.cli.exit_status import BAD_INPUT, INTERRUPTED, READER_GONE
 from eagle3ref.cli.explain import explain
 from eagle3ref.cli.export import export
@@ -24,6 +25,7 @@ from eagle3ref.cli.options import SERVER_FLAGS
 from eagle3ref.cli.read import read
 from eagle3ref.cli.replay import replay
 from eagle3ref.cli.speedup import speedup
+from eagle3ref.cli.tune import tune
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.version import __version__
 
@@ -65,9 +67,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (capture, read, inspect, export, speedup, demo):
+for command in (capture, read, inspect, export, speedup, demo, doctor):
     app.command()(command)
-for command_with_flags in (replay, decode, crosscheck, diagnose, explain):
+for command_with_flags in (replay, decode, crosscheck, diagnose, explain, tune):
     app.command(context_settings=SERVER_FLAGS)(command_with_flags)
 
 
