@@ -78,7 +78,7 @@ def replay(
         ),
     ] = None,
     per_position: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv|.jsonl", help="Write what each round accepted.")
+        Path | None, typer.Option(metavar="FILE.csv|.jsonl", help="Write what each round accepted; replaces FILE.")
     ] = None,
     batch_tokens: Annotated[
         int | None, typer.Option(min=1, help="Bounds the memory.", show_default="16384, or 65536 with needed rows")

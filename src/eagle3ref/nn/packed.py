@@ -87,11 +87,12 @@ class Groups:
         most = int(self._counts.max()) if len(self._counts) else 0
         for first in range(0, most, _GROUPS_AT_ONCE):
             left = (self._counts - first).clamp(0, _GROUPS_AT_ONCE)
-            active = _filled_up((left > 0).nonzero()[:, 0])
-            longest = int(self._sorted_lengths[(self._starts + first + left - 1)[left > 0]].max())
+            active = (left > 0).nonzero()[:, 0]
+            longest = int(self._sorted_lengths[(self._starts + first + left - 1)[active]].max())
             cost = scores_per_key * int(left.max()) * max(longest, 1)
             for sequences in active.split(max(1, _SCORES_AT_ONCE // cost)):
-                yield self._block(sequences, first, left[sequences])
+                neighbors = _filled_up(sequences)
+                yield self._block(neighbors, first, left[neighbors])
 
     def _block(self, sequences: Tensor, first: int, counts: Tensor) -> _Block:
         column = torch.arange(int(counts.max()))
@@ -106,15 +107,15 @@ class Groups:
             slice(low, high) if high - low == len(sequences) else sequences.to(device),
             groups.to(device),
             lengths.to(device),
-            int(lengths.min()),
-            int(lengths.max()),
+            int(lengths.flatten()[real].min()),
+            int(lengths.flatten()[real].max()),
             real.to(device),
             groups.flatten()[real].to(device),
         )
 
 
 def _filled_up(sequences: Tensor) -> Tensor:
-    """Neighbors instead of these, int64 [b] ascending, if most are: a row too many costs less than a copy of the keys."""
+    """Neighbors instead of these, int64 [b] ascending, if most are: a copy of their keys would cost more."""
     low, high = int(sequences[0]), int(sequences[-1]) + 1
     return torch.arange(low, high) if high - low < 2 * len(sequences) else sequences
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ _FIELDS = ("id", "position", "accepted", "complete")
 
 
 def check_rounds_file(path: Path) -> None:
-    """Refuse a name that says no format.
+    """Refuse a file that could not be written, before a long replay is run for it.
 
     Raises:
-        Eagle3RefError: it ends neither in .csv nor in .jsonl.
+        Eagle3RefError: its name ends neither in .csv nor in .jsonl, it is a folder, or there is no folder to write it
+            to.
     """
     if path.suffix not in (".csv", ".jsonl"):
         raise Eagle3RefError(
@@ -28,6 +30,14 @@ def check_rounds_file(path: Path) -> None:
             found=path.name,
             expected="a name that ends in .csv or .jsonl",
             action="Rename it.",
+        )
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise Eagle3RefError(
+            "choosing where to write a file of rounds",
+            found=f"{path}, which is a folder" if path.is_dir() else f"no folder {folder} that can be written to",
+            expected="the name of a file in such a folder",
+            action="Name another file, or make its folder.",
         )
 
 
