@@ -169,7 +169,8 @@ def _check(trace: Trace, draft: Eagle3Draft, tree: TreeConfig, rule: AcceptanceR
             f"looking ahead in the trace {trace.path}",
             found=f"sampled drafts (rule {rule.name})",
             expected="a rule that drafts the draft's first choices: the recorded tokens then say which are kept",
-            action="Use `replay`, which draws the drafts from the target's probabilities.",
+            action="Use `replay`, which draws the drafts from the target's probabilities; on the command line leave "
+            "out --positions all and --rows needed.",
         )
     check_fit(trace, draft, tree)
     check_rule(trace, tree, rule, has_target=False)
