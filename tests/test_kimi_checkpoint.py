@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle3ref.config import KimiK25Config, MLAConfig, MoEConfig, RopeConfig
 from eagle3ref.errors import Eagle3RefError
-from eagle3ref.target.kimi_k25 import KimiK25Target, KimiLayer
+from eagle3ref.inspection import inspect_target
+from eagle3ref.target import load_target, loading, shared_weights
+from eagle3ref.target.kimi_k25 import KimiK25Target
 
 
 def broken(folder: Path, change) -> Path:
@@ -36,17 +38,25 @@ DAMAGE = {
     "one layer too many": (lambda t: t.update({"language_model.model.layers.7.x": torch.ones(1)}), "layers.7.x"),
     "norm of another width": (
         lambda t: t.update({f"{LAYER}input_layernorm.weight": torch.ones(9)}),
-        rf"{LAYER}input_layernorm.weight of shape \(9,\); expected \({tiny.WIDTH},\)",
+        rf"{LAYER}input_layernorm.weight is F32 \[9\], not F32 \[{tiny.WIDTH}\]",
     ),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_checkpoint_that_does_not_fit_is_refused(damage, tmp_path):
-    """Bug: a tensor that is missing, unknown or of another shape goes unnoticed and leaves random weights."""
+def test_a_checkpoint_that_does_not_fit_is_refused_before_any_weight_is_read(damage, tmp_path, monkeypatch):
+    """Bug: a tensor that is missing, unknown or of another shape is found after an hour of loading, or never."""
+
+    def refuse(_: object) -> None:
+        raise AssertionError("a weight was read")
+
     change, found = DAMAGE[damage]
+    folder = broken(tmp_path / "t", change)
+    monkeypatch.setattr(loading, "read_tensor", refuse)
     with pytest.raises(Eagle3RefError, match=found):
-        KimiK25Target.from_folder(broken(tmp_path / "t", change), dtype=torch.float32)
+        KimiK25Target.from_folder(folder, dtype=torch.float32)
+    with pytest.raises(AssertionError, match="a weight was read"):  # so the one above would have noticed
+        KimiK25Target.from_folder(tiny.target_folder(tmp_path / "sound"), dtype=torch.float32)
 
 
 def test_vision_tensors_and_unpacked_experts_are_read_past(tmp_path):
@@ -65,20 +75,30 @@ def test_vision_tensors_and_unpacked_experts_are_read_past(tmp_path):
     assert torch.equal(plain(tokens).final_hidden_state, other(tokens).final_hidden_state)
 
 
-def test_names_of_the_real_checkpoint():
-    """Catches a census that differs from Moonshot's files: 208,215 text tensors, shapes as published."""
-    rope = RopeConfig(64, 50000.0, "yarn", 64.0, 4096, mscale_all_dim=1.0)
-    attention = MLAConfig(64, 1536, 512, 128, 64, 128, rope)
-    moe = MoEConfig(384, 8, 1, 2048, 2.827, normalize_weights=True)
-    config = KimiK25Config(61, 7168, 163840, 18432, 1, 1e-5, attention, moe)
-    with torch.device("meta"):
-        dense, sparse = (
-            {name: tuple(p.shape) for name, p in KimiLayer(config, i, 1e-5).named_parameters()} for i in (0, 1)
-        )
-    routed = [name for name in sparse if ".experts." in name]
-    packed = len(sparse) + 2 * len(routed)  # each routed weight is three tensors: packed, scale, shape
-    assert len(dense) + 60 * packed + 3 == 208_215  # and embedding, final norm, lm_head
-    assert sparse["mlp.experts.383.down_proj.weight"] == (7168, 2048)
-    assert sparse["self_attn.kv_b_proj.weight"] == (16384, 512)
-    assert sparse["mlp.gate.e_score_correction_bias"] == (384,)
-    assert dense["mlp.down_proj.weight"] == (7168, 18432)
+def test_newer_names_are_found_by_whoever_looks_for_them(tmp_path):
+    """Bug: a layout that loads, but whose embedding no draft can share, and whose vision layers count as text."""
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            newer = name.replace("language_model.model.", "model.language_model.").replace("language_model.lm", "lm")
+            tensors[newer] = tensors.pop(name)
+        tensors["model.vision_tower.encoder.layers.30.weight"] = torch.ones(1)
+
+    target = KimiK25Target.from_folder(tiny.target_folder(tmp_path / "old"), dtype=torch.bfloat16)
+    folder = broken(tmp_path / "new", rename)
+    shared = shared_weights(folder)
+    assert torch.equal(shared.embedding(), target.embedding())
+    assert torch.equal(shared.lm_head(), target.lm_head())
+    found = inspect_target(folder)
+    assert found.oddities == ()
+    assert found.facts["census"].endswith("1 passed over (vision, rotary buffers)")
+
+
+def test_another_kimi_is_not_streamed(tmp_path):
+    """Bug: "not Kimi-K2" said of a Kimi, with no way out: Kimi-K3 has other layers, but engines dump its states."""
+    folder = tiny.target_folder(tmp_path / "k3")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "kimi_k3"}))
+    expected = "of type kimi_k3; expected a model of type kimi_k25 or kimi_k2.*eagle3ref import"
+    with pytest.raises(Eagle3RefError, match=expected):
+        load_target(folder, weights="stream")

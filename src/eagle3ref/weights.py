@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -24,13 +24,14 @@ class Weights:
 
     Args:
         folder: the checkpoint folder.
+        only: names of tensors; of shards, those without any of them need not be there. All when None.
 
     Raises:
         Eagle3RefError: no weights there, a damaged or truncated file, or an index that names a missing file.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, only: Collection[str] | None = None) -> None:
+        self.folder, self._only = Path(folder), only
         self._pickled: dict[str, Tensor] = {}
         self._file_of: dict[str, Path] = {}
         self._opened: dict[Path, safe_open] = {}
@@ -102,14 +103,17 @@ class Weights:
         path = self.folder / index
         try:
             weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-            file_of = {name: self.folder / Path(file).name for name, file in weight_map.items()}
+            # One path for each file, not for each of the 208,215 tensors of a large target.
+            if self._only is not None:
+                weight_map = {name: weight_map[name] for name in self._only if name in weight_map}
+            paths = {file: self.folder / Path(file).name for file in set(weight_map.values())}
+            file_of = {name: paths[file] for name, file in weight_map.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _damaged(path, f"no weight_map in it ({error})") from error
-        for file in sorted(set(file_of.values())):
-            stored = names_in(file)
-            missing = [name for name, where in file_of.items() if where == file and name not in stored]
-            if missing:
-                raise _damaged(file, f"{missing[0]} is not in it, although the index says so")
+        stored = {file: names_in(file) for file in sorted(set(paths.values()))}
+        missing = next((name for name, file in file_of.items() if name not in stored[file]), None)
+        if missing is not None:
+            raise _damaged(file_of[missing], f"{missing} is not in it, although the index says so")
         return file_of
 
     def _names_in_pickle(self, path: Path) -> set[str]:

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3ref.config import TargetConfig
+from eagle3ref.config.target import KIMI_MODEL_TYPES
 from eagle3ref.engines import FEWEST_LAYERS, default_capture_points
+from eagle3ref.errors import Eagle3RefError
 from eagle3ref.inspection.tensors import TensorGroup, tensor_groups
+from eagle3ref.target.checkpoint import Census, StoredWeight, is_vision, open_census
 from eagle3ref.trace.prompts import tokenizer_sha256
 from eagle3ref.weights import Weights
 
@@ -40,9 +43,50 @@ def inspect_target(folder: str | Path) -> TargetInspection:
         Eagle3RefError: no readable config.json, or damaged or missing files.
     """
     config, weights = TargetConfig.from_folder(folder), Weights(folder)
-    return TargetInspection(
-        str(folder), config, tensor_groups(weights), _facts(config, weights), _oddities(config, weights)
+    facts, oddities = _facts(config, weights), _oddities(config, weights)
+    if config.model_type in KIMI_MODEL_TYPES:
+        try:
+            census = open_census(folder)
+            facts["census"] = _describe_census(census)
+            oddities = (*oddities, *_rounded_biases(census))
+        except Eagle3RefError as error:
+            oddities = (*oddities, f"it cannot be loaded: {error.found}")
+    return TargetInspection(str(folder), config, tensor_groups(weights), facts, oddities)
+
+
+def _describe_census(census: Census) -> str:
+    """How many tensors, how many bytes, how the weights are stored: ``routed experts INT4 in groups of 32; ...``."""
+    routed = [weight for layer in census.layers for expert in layer.experts for weight in expert.values()]
+    rest = [weight for layer in census.layers for name, weight in layer.weights.items() if not name.endswith("bias")]
+    others = [census.embedding, census.norm, census.lm_head, *rest]  # the bias is fp32 whatever the rest is
+    num_bytes = census.num_bytes
+    size = f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
+    parts = [f"{census.num_tensors:,} text tensors, {size}"]
+    parts += [f"routed experts {_formats(routed)}"] if routed else []
+    parts += [f"the rest {_formats(others)}"]
+    parts += [f"{census.num_passed_over:,} passed over (vision, rotary buffers)"] if census.num_passed_over else []
+    return "; ".join(parts)
+
+
+def _rounded_biases(census: Census) -> tuple[str, ...]:
+    biases = [layer.weights["mlp.gate.e_score_correction_bias"] for layer in census.layers if layer.experts]
+    rounded = [bias for bias in biases if bias.parts[0].dtype != "F32"]
+    if not rounded:
+        return ()
+    dtype, example = rounded[0].parts[0].dtype, rounded[0].name
+    return (
+        f"{len(rounded)} router biases are stored as {dtype}, not F32, e.g. {example}: close calls go to other experts",
     )
+
+
+def _formats(weights: list[StoredWeight]) -> str:
+    """The format with the most bytes first."""
+    bytes_of: dict[str, int] = {}
+    for weight in weights:
+        stored = weight.parts[0].dtype
+        name = {"int4": "INT4 in groups of 32", "fp8_block": "FP8 in blocks of 128 x 128"}.get(weight.kind, stored)
+        bytes_of[name] = bytes_of.get(name, 0) + weight.num_bytes
+    return " and ".join(sorted(bytes_of, key=bytes_of.__getitem__, reverse=True))
 
 
 def _facts(config: TargetConfig, weights: Weights) -> dict[str, str]:
@@ -60,7 +104,7 @@ def _facts(config: TargetConfig, weights: Weights) -> dict[str, str]:
 
 
 def _oddities(config: TargetConfig, weights: Weights) -> tuple[str, ...]:
-    text = [name for name in weights.names if not name.startswith(("vision_tower.", "mm_projector."))]
+    text = [name for name in weights.names if not is_vision(name)]
     layers = {int(match.group(1)) for name in text if (match := re.search(r"(?:^|\.)layers\.(\d+)\.", name))}
     found = []
     missing = sorted(set(range(config.num_layers)) - layers)

@@ -12,10 +12,11 @@ from torch import Tensor
 from eagle3ref.config import TargetConfig
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.target.base import Target
+from eagle3ref.target.checkpoint import LAYOUTS
 from eagle3ref.weights import Weights
 
-_EMBEDDING_NAMES = ("language_model.model.embed_tokens.weight", "model.embed_tokens.weight", "embed_tokens.weight")
-_LM_HEAD_NAMES = ("language_model.lm_head.weight", "lm_head.weight")
+_EMBEDDING_NAMES = (*(f"{prefix}embed_tokens.weight" for prefix, _ in LAYOUTS), "embed_tokens.weight")
+_LM_HEAD_NAMES = tuple(dict.fromkeys(head for _, head in LAYOUTS))
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def shared_weights(target: Target | str | Path) -> SharedWeights:
     """
     if not isinstance(target, str | Path):
         return SharedWeights(target.config, target.embedding, target.lm_head)
-    weights = Weights(target)
+    weights = Weights(target, only=(*_EMBEDDING_NAMES, *_LM_HEAD_NAMES))
 
     def embedding() -> Tensor:
         return _first_of(weights, _EMBEDDING_NAMES)
