@@ -8,14 +8,18 @@ their group's *own* rows.
 from eagle3ref.nn.attend import Prefix, Rows, SharedRows
 from eagle3ref.nn.attention import GQAttention, MLAttention, make_attention
 from eagle3ref.nn.kv_cache import KVCache
-from eagle3ref.nn.mlp import GatedMLP
-from eagle3ref.nn.moe import MoE, Router
+from eagle3ref.nn.mlp import BLOCK_ROWS, GatedMatrices, GatedMLP, in_blocks
+from eagle3ref.nn.moe import Expert, ExpertSource, MoE, Router
 from eagle3ref.nn.norm import RMSNorm
 from eagle3ref.nn.rope import RotaryEmbedding
 
 __all__ = [
+    "BLOCK_ROWS",
+    "Expert",
+    "ExpertSource",
     "GQAttention",
     "GatedMLP",
+    "GatedMatrices",
     "KVCache",
     "MLAttention",
     "MoE",
@@ -25,5 +29,6 @@ __all__ = [
     "Router",
     "Rows",
     "SharedRows",
+    "in_blocks",
     "make_attention",
 ]

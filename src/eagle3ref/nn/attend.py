@@ -11,6 +11,8 @@ from torch import Tensor
 
 from eagle3ref.nn.norm import at_least_float32
 
+SCORES_AT_A_TIME = 2**24  # of all heads; 64 MiB in fp32, a few times that with what softmax makes of them
+
 
 class Rows(NamedTuple):
     """What attention remembers of a row: keys and values (GQA), or the normed latent and the roped key (MLA).
@@ -85,6 +87,8 @@ class Prefix(NamedTuple):
 def attend(query: Tensor, parts: list[Stretch], scale: float) -> Tensor:
     """Softmax attention over the concatenation of several stretches of keys, which is never formed.
 
+    Many queries are taken a few rows at a time, by their shape alone, so that scores are bounded.
+
     Args:
         query: [B, P, Q, H, D]; head h reads key-value head ``h // (H / G)``.
         parts: a stretch without the P axis is shared by all groups of a sequence.
@@ -94,11 +98,28 @@ def attend(query: Tensor, parts: list[Stretch], scale: float) -> Tensor:
         [B, P, Q, H, Dv].
     """
     wide = at_least_float32(query.dtype)
+    parts = [Stretch(keys.to(wide), values, mask) for keys, values, mask in parts]
+    batch, groups, num_rows, heads, _ = query.shape
+    num_keys = sum(part.keys.shape[-3] for part in parts)
+    rows = max(1, SCORES_AT_A_TIME // (batch * groups * heads * num_keys))
+    if rows >= num_rows:
+        return _attend(query, parts, scale)
+    blocks = [slice(start, start + rows) for start in range(0, num_rows, rows)]
+    return torch.cat([_attend(query[:, :, block], _of_rows(parts, block), scale) for block in blocks], 2)
+
+
+def _of_rows(parts: list[Stretch], rows: slice) -> list[Stretch]:
+    """The stretches as some of the query rows see them; a mask that all rows share stays as it is."""
+    return [part if part.mask.shape[-2] == 1 else part._replace(mask=part.mask[..., rows, :]) for part in parts]
+
+
+def _attend(query: Tensor, parts: list[Stretch], scale: float) -> Tensor:
+    wide = at_least_float32(query.dtype)
     groups = rearrange(query.to(wide), "b p q (g h) d -> b p q g h d", g=parts[0].keys.shape[-2])
     scores = []
     for keys, _, mask in parts:
         per_group = "p" if keys.ndim == 5 else ""
-        part_scores = torch.einsum(f"bpqghd,b{per_group}kgd->bpghqk", groups, keys.to(wide)) * scale
+        part_scores = torch.einsum(f"bpqghd,b{per_group}kgd->bpghqk", groups, keys) * scale
         scores.append(part_scores.masked_fill(~mask[..., None, None, :, :], float("-inf")))
     probs = torch.cat(scores, -1).softmax(-1).to(query.dtype)
     output = torch.zeros((), dtype=query.dtype, device=query.device)

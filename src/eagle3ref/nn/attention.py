@@ -9,9 +9,13 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from eagle3ref.config import GQAConfig, MLAConfig
-from eagle3ref.nn.attend import Rows, SharedRows, Stretch, View, look_back
-from eagle3ref.nn.norm import RMSNorm
+from eagle3ref.nn.absorption import LatentWork
+from eagle3ref.nn.attend import Prefix, Rows, SharedRows, Stretch, View, look_back
+from eagle3ref.nn.mlp import BLOCK_ROWS
+from eagle3ref.nn.norm import RMSNorm, at_least_float32
 from eagle3ref.nn.rope import RotaryEmbedding
+
+EXPANDED_AT_ONCE = 2**27  # numbers, of all heads' keys and values of a prefix; 512 MiB in fp32
 
 
 class GQAttention(nn.Module):
@@ -98,8 +102,10 @@ class MLAttention(nn.Module):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1).
 
     Naive: every remembered row is expanded to keys and values of all heads. Absorbed: the expansion is moved into the
-    query and the output, and the rows serve as they are, as one key-value head. Both give the same result; naive is
-    cheaper without a prefix, absorbed with one. ``absorbed`` forces one of the two.
+    query and the output, and the rows serve as they are, as one key-value head. Both give the same result. Without a
+    prefix naive is cheaper. Behind a ``Prefix`` the one of fewer operations is taken, absorbed for the few rows of a
+    tree, or absorbed where expanded rows would need much memory. Other shared rows are attended to in the form in which
+    ``keys_and_values`` gives them. ``absorbed`` forces one of the two.
     """
 
     def __init__(self, in_features: int, out_features: int, config: MLAConfig, latent_norm_eps: float) -> None:
@@ -132,16 +138,48 @@ class MLAttention(nn.Module):
         self, query: Tensor, positions: Tensor, own: tuple[Rows, Tensor] | None, prefix: SharedRows | None
     ) -> Tensor:
         """As ``GQAttention.look_back``; query as of ``query``."""
-        shared = prefix is not None
-        view = View(partial(self.keys_and_values, shared=shared), positions, None, self.config.softmax_scale)
+        absorbed = self._absorbs(query, None if own is None else own[0], prefix)
+        view = View(partial(self.keys_and_values, absorbed=absorbed), positions, None, self.config.softmax_scale)
         stretches = [] if own is None else [Stretch(*view.keys_and_values(own[0]), own[1])]
-        if not self._absorbs(shared):
-            output = look_back(query, stretches, prefix, view)
+        return self._attended(query, stretches, prefix, view, absorbed=absorbed)
+
+    def causal(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Rows]:
+        """Whole sequences from their first rows, block by block of ``BLOCK_ROWS`` query rows.
+
+        One block is ``forward`` with a causal mask. Several are the same result without the keys that lie ahead.
+
+        Args:
+            x: [B, P, Q, in_features].
+            positions: int64 [B, P, Q], rope positions.
+
+        Returns:
+            The output [B, P, Q, out_features], and the rows.
+        """
+        rows = self.remember(x, positions)
+        absorbed = self.absorbed is True
+        keys, values = self.keys_and_values(rows, absorbed=absorbed)
+        keys = keys.to(at_least_float32(keys.dtype))  # once, not in every block
+        row = torch.arange(x.shape[2], device=x.device)
+        blocks = []
+        for start in range(0, len(row), BLOCK_ROWS):
+            block = slice(start, min(start + BLOCK_ROWS, len(row)))
+            view = View(self.keys_and_values, positions[:, :, block], None, self.config.softmax_scale)
+            mask = (row[block, None] >= row[: block.stop]).expand(*x.shape[:2], -1, -1)
+            seen = Stretch(keys[:, :, : block.stop], values[:, :, : block.stop], mask)
+            query = self.query(x[:, :, block], view.positions)
+            blocks.append(self._attended(query, [seen], None, view, absorbed=absorbed))
+        return torch.cat(blocks, 2), rows
+
+    def _attended(
+        self, query: Tensor, own: list[Stretch], prefix: SharedRows | None, view: View, *, absorbed: bool
+    ) -> Tensor:
+        if not absorbed:
+            output = look_back(query, own, prefix, view)
         else:
             key_up, value_up = self.up_projections()
             query_nope, query_rope = query.split((self.config.qk_nope_head_dim, self.config.qk_rope_head_dim), -1)
             query = torch.cat((torch.einsum("bpqhn,hnr->bpqhr", query_nope, key_up), query_rope), -1)
-            latent = look_back(query, stretches, prefix, view)
+            latent = look_back(query, own, prefix, view)
             output = torch.einsum("bpqhr,hvr->bpqhv", latent, value_up)
         attended: Tensor = self.o_proj(rearrange(output, "b p q h d -> b p q (h d)"))
         return attended
@@ -160,14 +198,16 @@ class MLAttention(nn.Module):
         latent, key = self.kv_a_proj_with_mqa(x).split((self.config.kv_lora_rank, self.config.qk_rope_head_dim), -1)
         return Rows(self.kv_a_layernorm(latent), self.rope(key.unsqueeze(-2), positions).squeeze(-2))
 
-    def keys_and_values(self, rows: Rows, *, shared: bool = True) -> tuple[Tensor, Tensor]:
+    def keys_and_values(self, rows: Rows, *, absorbed: bool | None = None) -> tuple[Tensor, Tensor]:
         """Keys [..., G, D] and values [..., G, Dv] of rows: latents as one head, or expanded to all heads.
 
         Args:
             rows: latents and roped keys.
-            shared: whether they are attended to together with a prefix.
+            absorbed: the former; None for the form in which shared rows other than a ``Prefix`` are kept.
         """
-        if self._absorbs(shared):
+        if absorbed is None:
+            absorbed = self.absorbed is not False
+        if absorbed:
             return torch.cat(rows, -1).unsqueeze(-2), rows.first.unsqueeze(-2)
         heads = rearrange(self.kv_b_proj(rows.first), "... (h d) -> ... h d", h=self.config.num_heads)
         key_nope, value = heads.split((self.config.qk_nope_head_dim, self.config.v_head_dim), -1)
@@ -180,8 +220,16 @@ class MLAttention(nn.Module):
         key_up, value_up = weight.split((self.config.qk_nope_head_dim, self.config.v_head_dim), 1)
         return key_up, value_up
 
-    def _absorbs(self, shared: bool) -> bool:
-        return shared if self.absorbed is None else self.absorbed
+    def _absorbs(self, query: Tensor, own: Rows | None, prefix: SharedRows | None) -> bool:
+        if self.absorbed is not None:
+            return self.absorbed
+        if not isinstance(prefix, Prefix):
+            return prefix is not None
+        batch, groups, queries = query.shape[:3]
+        shared = prefix.rows.first.shape[1]
+        work = LatentWork(queries, shared, 0 if own is None else own.first.shape[2], groups)
+        expanded = batch * shared * self.config.num_heads * (self.config.qk_head_dim + self.config.v_head_dim)
+        return expanded > EXPANDED_AT_ONCE or work.absorbed_is_cheaper(self.config)
 
 
 def make_attention(

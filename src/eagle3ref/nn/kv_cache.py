@@ -7,9 +7,11 @@ from torch import Tensor
 
 from eagle3ref.nn.attend import Prefix, Rows
 
+_LEAST_GROWTH = 32  # rows
+
 
 class KVCache:
-    """Keeps the accepted rows of each forward and forgets the rest.
+    """Keeps the accepted rows of each forward and forgets the rest. Rows stay on the device that made them.
 
     Args:
         num_layers: layers that remember.
@@ -31,12 +33,22 @@ class KVCache:
         lengths = self.lengths if lengths is None else lengths
         longest = int(lengths.max())
         visible = (torch.arange(longest, device=lengths.device) < lengths[:, None])[:, None, None]  # [B, 1, 1, K]
-        committed = [rows for rows in self._layers if rows is not None]
-        return [Prefix(Rows(*(part[:, :longest] for part in rows)), visible) for rows in committed] or None
+        committed = [Rows(*(part[:, :longest] for part in rows)) for rows in self._layers if rows is not None]
+        return [Prefix(rows, visible.to(rows.first.device)) for rows in committed] or None
 
     def offer(self, pending: list[Rows]) -> None:
         """Hold the new rows of every layer, each [B, 1, Q, ...], until ``keep``."""
         self._pending = pending
+
+    def fill(self, layers: list[Rows], lengths: Tensor) -> None:
+        """Commit whole sequences to an empty cache.
+
+        Args:
+            layers: of every layer, each [B, T, ...]; rows past a sequence's length mean nothing.
+            lengths: int64 [B].
+        """
+        self._layers = list(layers)
+        self.lengths = lengths.to(self.lengths.device)
 
     def keep(self, rows: Tensor, counts: Tensor) -> None:
         """Commit, for sequence b, the pending rows ``rows[b, :counts[b]]`` in that order; drop the others.
@@ -45,31 +57,52 @@ class KVCache:
             rows: int64 [B, n].
             counts: int64 [B].
         """
-        self._layers = [
-            self._written(committed, pending, rows)
-            for committed, pending in zip(self._layers, self._pending, strict=True)
-        ]
-        self._pending = []
-        self.lengths = self.lengths + counts
-
-    def _written(self, committed: Rows | None, pending: Rows, rows: Tensor) -> Rows:
-        """In place. Rows past a new length are leftovers: masks hide them and the next ``keep`` overwrites them."""
         batch = torch.arange(rows.shape[0], device=rows.device)[:, None]
         slots = self.lengths[:, None] + torch.arange(rows.shape[1], device=rows.device)
         needed = int(slots.max()) + 1
-        return Rows(
-            *(
-                _with_room(buffer, new, needed).index_put_((batch, slots), new[:, 0][batch, rows])
-                for buffer, new in zip(committed or (None, None), pending, strict=True)
-            )
+        if len(self._pending) != len(self._layers):
+            raise ValueError(f"rows of {len(self._pending)} layers to keep from, not of {len(self._layers)}")
+        # Each layer in the place of the old one, to which nothing else refers: only one is ever there twice.
+        for index, pending in enumerate(self._pending):
+            self._layers[index] = _written(self._layers[index], pending, (batch, slots, rows), needed)
+        self._pending = []
+        self.lengths = self.lengths + counts
+
+    def select(self, sequences: Tensor) -> None:
+        """Keep only these sequences, in this order, and no more room than the longest of them needs.
+
+        Args:
+            sequences: int64 [b], places in the batch, at least one.
+        """
+        self.lengths = self.lengths[sequences.to(self.lengths.device)]
+        longest = int(self.lengths.max())
+        for index, rows in enumerate(self._layers):
+            if rows is not None:
+                self._layers[index] = Rows(*(part[:, :longest][sequences.to(part.device)] for part in rows))
+        self._pending = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the buffers of committed rows."""
+        return sum(part.nbytes for rows in self._layers if rows is not None for part in rows)
+
+
+def _written(committed: Rows | None, pending: Rows, places: tuple[Tensor, Tensor, Tensor], needed: int) -> Rows:
+    """In place. Rows past a new length are leftovers: masks hide them and the next ``keep`` overwrites them."""
+    batch, slots, rows = (place.to(pending.first.device) for place in places)
+    return Rows(
+        *(
+            _with_room(buffer, new, needed).index_put_((batch, slots), new[:, 0][batch, rows])
+            for buffer, new in zip(committed or (None, None), pending, strict=True)
         )
+    )
 
 
 def _with_room(buffer: Tensor | None, like: Tensor, needed: int) -> Tensor:
-    """A buffer [B, capacity >= needed, ...], doubled when it is full."""
+    """A buffer [B, capacity >= needed, ...]; a full one grows by an eighth, for a cache may be most of the memory."""
     if buffer is not None and buffer.shape[1] >= needed:
         return buffer
-    capacity = needed if buffer is None else max(needed, 2 * buffer.shape[1])
+    capacity = needed if buffer is None else max(needed, buffer.shape[1] + max(_LEAST_GROWTH, buffer.shape[1] // 8))
     grown = like.new_zeros(like.shape[0], capacity, *like.shape[3:])
     if buffer is not None:
         grown[:, : buffer.shape[1]] = buffer

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
 from eagle3ref.config import MoEConfig
-from eagle3ref.nn.mlp import GatedMLP
+from eagle3ref.nn.mlp import BLOCK_ROWS, GatedMLP
 from eagle3ref.nn.norm import at_least_float32
 
 
@@ -35,13 +38,42 @@ class Router(nn.Module):
         return weights * self.config.routed_scaling_factor, chosen
 
 
-class MoE(nn.Module):
-    """Routed experts plus shared experts, which are added once and unscaled."""
+Expert = Callable[[Tensor], Tensor]  # [n, C] -> [n, C]
+
+
+class ExpertSource(Protocol):
+    """Where routed experts come from: a module's own weights, packed ones, a file."""
+
+    def visit(self, indices: Sequence[int], use: Callable[[int, Expert], None]) -> None:
+        """Call ``use(index, expert)`` for these ascending indices in turn; no expert need outlive its call."""
+        ...
+
+
+class Experts(nn.ModuleList):
+    """Routed experts with weights of their own."""
 
     def __init__(self, hidden_size: int, config: MoEConfig) -> None:
+        super().__init__(GatedMLP(hidden_size, config.intermediate_size) for _ in range(config.num_experts))
+
+    def visit(self, indices: Sequence[int], use: Callable[[int, Expert], None]) -> None:
+        """See ``ExpertSource.visit``."""
+        for index in indices:
+            use(index, self[index])
+
+
+class MoE(nn.Module):
+    """Routed experts plus shared experts, which are added once and unscaled.
+
+    Args:
+        hidden_size: C.
+        config: how many experts, how wide, how they are chosen.
+        experts: the routed ones; modules of its own when None.
+    """
+
+    def __init__(self, hidden_size: int, config: MoEConfig, experts: ExpertSource | None = None) -> None:
         super().__init__()
         self.gate = Router(hidden_size, config)
-        self.experts = nn.ModuleList(GatedMLP(hidden_size, config.intermediate_size) for _ in range(config.num_experts))
+        self.experts: ExpertSource = Experts(hidden_size, config) if experts is None else experts
         self.shared_experts = (
             GatedMLP(hidden_size, config.intermediate_size * config.num_shared_experts)
             if config.num_shared_experts
@@ -51,11 +83,28 @@ class MoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., C] -> [..., C]."""
         flat = x.reshape(-1, x.shape[-1])  # [T, C]
-        weights, chosen = self.gate(flat)
+        total = self._routed(flat).to(x.dtype)
+        if self.shared_experts is not None:
+            for start in range(0, len(flat), BLOCK_ROWS):
+                rows = slice(start, start + BLOCK_ROWS)
+                total[rows] += self.shared_experts(flat[rows])
+        return total.reshape(x.shape)
+
+    def _routed(self, flat: Tensor) -> Tensor:
+        """[T, C] -> [T, C] in fp32 (fp64): the experts in ascending order, wherever they come from."""
+        routes = [self.gate(rows) for rows in flat.split(BLOCK_ROWS)]
+        weights, chosen = (torch.cat(parts) for parts in zip(*routes, strict=True))  # [T, k]
+        weights = weights.flatten()
+        per_token = chosen.shape[-1]
+        by_expert = chosen.flatten().argsort(stable=True)  # of each expert: its slots in the table, ascending
+        counts = chosen.flatten().bincount(minlength=self.gate.config.num_experts).tolist()
+        slots = by_expert.split(counts)
         routed = torch.zeros_like(flat, dtype=weights.dtype)
-        for expert in chosen.unique().tolist():
-            token, slot = torch.where(chosen == expert)
-            output = self.experts[expert](flat[token]) * weights[token, slot, None]
-            routed = routed.index_add(0, token, output)
-        total = routed.to(x.dtype).reshape(x.shape)
-        return total if self.shared_experts is None else total + self.shared_experts(x)
+
+        def use(index: int, expert: Expert) -> None:
+            for slot in slots[index].split(BLOCK_ROWS):
+                token = slot // per_token
+                routed.index_add_(0, token, expert(flat[token]) * weights[slot, None])
+
+        self.experts.visit([index for index, count in enumerate(counts) if count], use)
+        return routed

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from eagle3ref.config import TargetConfig
@@ -42,6 +43,10 @@ class TargetCache(Protocol):
             rows: int64 [B, n], indices into the Q rows of the last forward.
             counts: int64 [B], how many of them are kept.
         """
+        ...
+
+    def select(self, sequences: Tensor) -> None:
+        """Keep only these sequences, int64 [b], in this order; the others are forgotten."""
         ...
 
 
@@ -89,3 +94,78 @@ class Target(Protocol):
     def lm_head(self) -> Tensor:
         """[V, C], the output projection."""
         ...
+
+
+class Scores(NamedTuple):
+    """What the head says of T positions and the tokens recorded behind them.
+
+    Args:
+        argmax: int64 [T], the most likely next token, the first of equal ones.
+        logprob_gap: float32 [T], natural logarithm: log p(argmax) - log p(recorded token), at least 0.
+    """
+
+    argmax: Tensor
+    logprob_gap: Tensor
+
+
+@runtime_checkable
+class LayerMajorTarget(Target, Protocol):
+    """A target that runs many whole sequences through one layer before it turns to the next.
+
+    Its weights need to be at hand for one layer at a time, so they may be streamed from a disk.
+    """
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go in; ``embedding`` may lie elsewhere."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the residual stream; ``embedding`` may be in another one."""
+        ...
+
+    def embed(self, sequences: Sequence[Tensor]) -> list[Tensor]:
+        """Token ids, int64 [T] each -> the residual streams entering layer 0, [T, C] each.
+
+        Raises:
+            Eagle3RefError: an empty sequence, or a token id outside the vocabulary.
+        """
+        ...
+
+    def stream_layers(
+        self, streams: list[Tensor], *, first_layer: int = 0, cache: TargetCache | None = None
+    ) -> Generator[int, None, None]:
+        """Run all sequences through layer after layer.
+
+        Args:
+            streams: [T, C] each, the residual streams entering ``first_layer``. The list always holds the current
+                ones. They share one buffer that the next step overwrites: copy what you keep.
+            first_layer: where to start; ``num_layers`` yields nothing.
+            cache: empty, from ``new_cache(len(streams))``; filled when the last layer is done. Only from layer 0.
+
+        Yields:
+            The layer that ``streams`` now enter: ``first_layer + 1`` to ``num_layers``.
+
+        Raises:
+            Eagle3RefError: weights that cannot be read, or a pass that does not fit the target's memory bound.
+        """
+        ...
+
+    def finish(self, streams: Sequence[Tensor]) -> list[Tensor]:
+        """Streams after the last layer, [T, C] each -> final hidden states, after the final norm."""
+        ...
+
+    def score(self, final_states: Tensor, next_tokens: Tensor) -> Scores:
+        """Final hidden states [T, C] and the tokens that follow, int64 [T]. The head is gone through once per call."""
+        ...
+
+
+def device_of(target: Target) -> torch.device:
+    """Where a target takes its token ids."""
+    return target.device if isinstance(target, LayerMajorTarget) else target.embedding().device
+
+
+def dtype_of(target: Target) -> torch.dtype:
+    """Of a target's activations, hence of the states that it hands out."""
+    return target.dtype if isinstance(target, LayerMajorTarget) else target.embedding().dtype

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.sampling import argmax_first, sample, target_probs
-from eagle3ref.target.base import Target, TargetOutput
-from eagle3ref.target.prefill import prefill
+from eagle3ref.target.base import Target, device_of
+from eagle3ref.target.prefill import prefill_states
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,45 @@ class Sampling:
                 action="Correct the setting that is out of its range.",
             )
 
-    def uniforms(self, prompt: int, count: int) -> Tensor:
-        """fp64 [count], the random numbers of one prompt's answer."""
+    def uniforms(self, prompt: int, count: int, first: int = 0) -> Tensor:
+        """fp64 [count], random numbers ``first``, ``first + 1``, ... of one prompt's answer."""
         # numpy mixes both numbers into its state; torch's CPU generator would use the low 32 bits of one.
-        return torch.from_numpy(np.random.default_rng([self.seed, prompt]).random(count))
+        bits = np.random.PCG64([self.seed, prompt])
+        bits.advance(first)
+        return torch.from_numpy(np.random.Generator(bits).random(count))
+
+
+def random_streams(num_prompts: int, prompt_indices: Sequence[int] | None) -> list[int]:
+    """Which random stream each prompt draws from: its place when nothing else is said.
+
+    Raises:
+        Eagle3RefError: not one for each prompt, or a negative one.
+    """
+    streams = list(range(num_prompts) if prompt_indices is None else prompt_indices)
+    if len(streams) != num_prompts or any(stream < 0 for stream in streams):
+        raise Eagle3RefError(
+            "reading which random stream each prompt uses",
+            found=f"prompt indices {streams}" if len(streams) < 10 else f"{len(streams)} prompt indices",
+            expected=f"{num_prompts} numbers, one for each prompt, none negative",
+            action="Give one for each prompt, or none for their places.",
+        )
+    return streams
+
+
+def check_prompts(prompts: Sequence[Tensor], max_new_tokens: int) -> None:
+    """Refuse what cannot be answered.
+
+    Raises:
+        Eagle3RefError: a prompt that is empty or no ids, or no new tokens asked for.
+    """
+    for i, prompt in enumerate(prompts):
+        if prompt.ndim != 1 or len(prompt) == 0 or prompt.is_floating_point() or max_new_tokens < 1:
+            raise Eagle3RefError(
+                f"decoding prompt {i}",
+                found=f"a shape of {tuple(prompt.shape)}, {prompt.dtype}, and max_new_tokens {max_new_tokens}",
+                expected="at least one token id, int64 [T], and at least one new token",
+                action="Leave empty prompts out.",
+            )
 
 
 @torch.inference_mode()
@@ -71,13 +106,18 @@ def generate(
 
     Returns:
         The answers, int64 [1 .. max_new_tokens] each.
+
+    Raises:
+        Eagle3RefError: an empty prompt, token ids outside the vocabulary, or not one stream for each prompt.
     """
-    sampling = sampling or Sampling()
-    indices = range(len(prompts)) if prompt_indices is None else prompt_indices
-    uniforms = torch.stack([sampling.uniforms(index, max_new_tokens) for index in indices])
+    check_prompts(prompts, max_new_tokens)
+    sampling, streams = sampling or Sampling(), random_streams(len(prompts), prompt_indices)
+    if not prompts:
+        return []
+    uniforms = torch.stack([sampling.uniforms(stream, max_new_tokens) for stream in streams])
     cache = target.new_cache(len(prompts))
-    device = target.embedding().device
-    last = _last_states(prefill(target, prompts, cache), prompts)
+    device = device_of(target)
+    last = prefill_states(target, prompts, cache).last
     first_row = torch.zeros(len(prompts), 1, dtype=torch.int64, device=device)
     ends = torch.tensor(target.config.eos_token_ids, dtype=torch.int64)
     answers: list[Tensor] = []
@@ -91,19 +131,6 @@ def generate(
         last = target.forward(token[:, None], cache=cache).final_hidden_state[:, 0]
         cache.keep(first_row, torch.ones_like(first_row[:, 0]))
     return [_until_end(answer, ends) for answer in torch.stack(answers, 1)]
-
-
-def _last_states(blocks: Iterable[TargetOutput], prompts: Sequence[Tensor]) -> Tensor:
-    """[B, C], the final hidden state at the last token of each prompt; only one block is held at a time."""
-    last: dict[int, Tensor] = {}
-    done = 0
-    for block in blocks:
-        states = block.final_hidden_state
-        for i, prompt in enumerate(prompts):
-            if done < len(prompt) <= done + states.shape[1]:
-                last[i] = states[i, len(prompt) - 1 - done].clone()
-        done += states.shape[1]
-    return torch.stack([last[i] for i in range(len(prompts))])
 
 
 def _next_token(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def checked_inputs(
     """
     if cache is not None and not isinstance(cache, KVCache):
         raise TypeError(f"a cache from this target's new_cache, not {type(cache).__name__}")
-    _check_tokens(tokens, config.vocab_size)
+    check_tokens(tokens, config.vocab_size)
     check_capture_points(capture_points, config.num_layers)
     row = torch.arange(tokens.shape[1], device=tokens.device)
     if positions is None:
@@ -54,13 +54,24 @@ def checked_inputs(
     return Inputs(cache, positions, mask)
 
 
-def _check_tokens(tokens: Tensor, vocab_size: int) -> None:
+def check_tokens(tokens: Tensor, vocab_size: int, first_sequence: int = 0) -> None:
+    """Refuse token ids outside the vocabulary.
+
+    Args:
+        tokens: int64 [B, Q].
+        vocab_size: V.
+        first_sequence: number of sequence 0, for the message.
+
+    Raises:
+        Eagle3RefError: names the first of them.
+    """
     outside = (tokens < 0) | (tokens >= vocab_size)
     if bool(outside.any()):
         sequence, position = outside.nonzero()[0].tolist()
         raise Eagle3RefError(
             "running the target",
-            found=f"token id {int(tokens[sequence, position])} (sequence {sequence}, position {position})",
+            found=f"token id {int(tokens[sequence, position])} (sequence {sequence + first_sequence}, "
+            f"position {position})",
             expected=f"ids 0 to {vocab_size - 1}",
             action="Tokenize with the target's own tokenizer; image placeholders have no embedding row.",
         )

@@ -70,7 +70,8 @@ class TransformersTarget:
                 doing,
                 found=f"{type(error).__name__}: {error}",
                 expected="a complete checkpoint of an architecture that the installed transformers has",
-                action="Check the files; if the architecture is newer than the library, update transformers.",
+                action="Check the files; if the architecture is newer than the library, update transformers, or let "
+                "the engine that serves the model dump its states, and take those: eagle3ref import.",
             ) from error
         model, report = loaded
         # The library only logs these: missing weights stay random, and the run goes on.
