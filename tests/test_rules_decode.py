@@ -39,7 +39,7 @@ def name_of(value: object) -> str:
 class TableTarget:
     """A Markov chain: its state is the token, and its logits are a row of ``LAW``."""
 
-    config = SimpleNamespace(eos_token_ids=())
+    config = SimpleNamespace(eos_token_ids=(), vocab_size=3, hidden_size=3, num_layers=1)
 
     def new_cache(self, _batch_size: int) -> SimpleNamespace:
         return SimpleNamespace(keep=lambda *_: None)
@@ -47,6 +47,9 @@ class TableTarget:
     def forward(self, tokens: Tensor, **_: object) -> TargetOutput:
         state = torch.nn.functional.one_hot(tokens, 3).float()
         return TargetOutput({0: state}, state)
+
+    def embedding(self) -> Tensor:
+        return torch.eye(3)
 
     def logits(self, state: Tensor) -> Tensor:
         return TEMPERATURE * LAW.log()[state.argmax(-1)]
@@ -56,7 +59,7 @@ class TableDraft:
     """The same for the draft, whose vocabulary is in another order."""
 
     layers, capture_points, target_ids = (), (0,), torch.tensor([2, 0, 1])
-    config = SimpleNamespace(draft_vocab_size=3, vocab_size=3)
+    config = SimpleNamespace(draft_vocab_size=3, vocab_size=3, check_target=lambda *_: None)
 
     def fuse(self, aux: Tensor) -> Tensor:
         return aux

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from eagle3ref.config import AcceptanceRule, TreeConfig
 from eagle3ref.decode.chooser import Chooser
-from eagle3ref.decode.session import Session
+from eagle3ref.decode.rounds import decode_together
 from eagle3ref.draft import Eagle3Draft
-from eagle3ref.errors import Eagle3RefError
 from eagle3ref.target import Target
 from eagle3ref.target.generate import Sampling
 
@@ -56,7 +55,7 @@ def decode(
 
     Args:
         target: verifies, and gives the aux hidden states.
-        draft: of that target, in the same dtype.
+        draft: of that target and on its device, in a dtype of its own.
         prompt: int64 [T], not empty.
         tree: the draft tree's settings.
         max_new_tokens: of the answer, at least 1.
@@ -68,23 +67,13 @@ def decode(
             there, which is 42 when it names none.
 
     Raises:
-        Eagle3RefError: an empty prompt, token ids outside the vocabulary, the rule ``greedy`` at a temperature, a tree
-            with branches for a rule of chains, or a sampling_seed where SGLang's numbers are not reproduced.
+        Eagle3RefError: an empty prompt, token ids outside the vocabulary, a draft of another target or on another
+            device, the rule ``greedy`` at a temperature, a tree with branches for a rule of chains, or a sampling_seed
+            where SGLang's numbers are not reproduced.
     """
-    if prompt.ndim != 1 or len(prompt) == 0 or prompt.is_floating_point() or max_new_tokens < 1:
-        raise Eagle3RefError(
-            "decoding a prompt",
-            found=f"a prompt of shape {tuple(prompt.shape)} and {prompt.dtype}, and max_new_tokens {max_new_tokens}",
-            expected="at least one token id, int64 [T], and at least one new token",
-            action="Leave empty prompts out.",
-        )
-    chooser = Chooser(rule, sampling or Sampling(), tree, max_new_tokens, prompt_index, sampling_seed)
-    session = Session(target, draft, prompt, chooser)
-    ends = set(target.config.eos_token_ids)
-    roots, accepted = [], []
-    while session.num_new < max_new_tokens and ends.isdisjoint(session.new_tokens()):
-        roots.append(session.root)
-        accepted.append(session.round(tree))
-    answer = session.new_tokens()[:max_new_tokens]
-    stop = next((i + 1 for i, token in enumerate(answer) if token in ends), len(answer))
-    return Decoded(torch.tensor(answer[:stop]), roots, accepted, chooser.rule, torch.tensor(session.tokens))
+    chooser = Chooser(target, rule, sampling or Sampling(), tree, sampling_seed)
+    (one,) = decode_together(
+        target, [prompt], chooser, draft=draft, tree=tree, max_new_tokens=max_new_tokens, prompt_indices=[prompt_index]
+    )
+    answer = torch.tensor(one.answer(max_new_tokens, target.config.eos_token_ids))
+    return Decoded(answer, one.roots, one.num_accepted, chooser.rule, torch.tensor(one.tokens))
