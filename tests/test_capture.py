@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from streamed_captures import InBlocks
 from tiny import VOCAB, target_folder
 
 import eagle3ref as e3
@@ -53,7 +54,7 @@ def test_prefill_in_blocks_changes_nothing(target, prompts, tmp_path, monkeypatc
     """Catches rows lost, doubled or shifted where a block of a long prompt ends."""
     whole = capture(target, prompts, tmp_path / "whole")
     monkeypatch.setattr(sys.modules["eagle3ref.target.prefill"], "BLOCK_ROWS", 4)
-    for expected, found in zip(whole, capture(target, prompts, tmp_path / "blocks"), strict=True):
+    for expected, found in zip(whole, capture(InBlocks(target), prompts, tmp_path / "blocks"), strict=True):
         assert found.tokens.tolist() == expected.tokens.tolist()
         for point in POINTS:
             torch.testing.assert_close(found.aux_hidden_states[point], expected.aux_hidden_states[point])

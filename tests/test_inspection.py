@@ -82,8 +82,33 @@ def test_target_with_a_layer_missing_is_odd(tmp_path: Path) -> None:
         file.unlink()
     kept = {name: tensor for name, tensor in tensors.items() if ".layers.5." not in name}
     save_file(kept, folder / "model.safetensors")
-    (oddity,) = inspect_target(folder).oddities
+    oddity, census = inspect_target(folder).oddities
     assert "none of layer 5" in oddity
+    assert census.startswith("it cannot be loaded: 26 problems: no tensor language_model.model.layers.5.")
+
+
+def test_a_kimi_says_how_its_weights_are_stored(tmp_path: Path) -> None:
+    """Would catch a format read from the config instead of the files, and experts counted with the rest."""
+    folder = tiny.target_folder(tmp_path / "target")
+    num_tensors = sum(len(load_file(file)) for file in folder.glob("*.safetensors"))
+    assert inspect_target(folder).facts["census"] == (
+        f"{num_tensors} text tensors, 0.2 MB; routed experts INT4 in groups of 32; the rest BF16"
+    )
+
+
+def test_a_router_bias_that_was_rounded_is_odd(tmp_path: Path) -> None:
+    """Would catch a copy converted to bf16 as a whole, which loads and routes some tokens elsewhere."""
+    folder = tiny.target_folder(tmp_path / "target")
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        for name in tensors:
+            if name.endswith("e_score_correction_bias"):
+                tensors[name] = tensors[name].bfloat16()
+        save_file(tensors, file)
+    (oddity,) = inspect_target(folder).oddities
+    assert oddity.startswith(
+        "6 router biases are stored as BF16, not F32, e.g. language_model.model.layers.1.mlp.gate."
+    )
 
 
 def test_draft_alone_is_checked_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -117,10 +142,10 @@ def test_summary_counts_loops_and_misses_by_hand(tmp_path: Path) -> None:
     loop, varied = [3, 3, 3, 3, 3, 3], [2, 3, 4, 5, 6]
     found = summarize_trace(write_trace(tmp_path / "trace", [loop, varied], argmax=[2, 3, 8, 5, 6]))
     assert (found.ngrams, found.distinct_ngrams) == (3 + 2, 1 + 2)
-    assert (found.judged_tokens, found.off_argmax_tokens) == (5, 1)
+    assert (found.off_argmax.judged_tokens, found.off_argmax.tokens) == (5, 1)
     assert (found.prompt_tokens, found.generated_tokens, found.longest) == (4, 11, 8)
     without = summarize_trace(write_trace(tmp_path / "short", [[3]]))
-    assert (without.off_argmax_share, without.distinct_ngram_share) == (None, None)
+    assert (without.off_argmax.share, without.distinct_ngram_share) == (None, None)
 
 
 def test_sha256_of_a_trace_names_the_contents(tmp_path: Path) -> None:

@@ -37,11 +37,11 @@ LLAMA3 = {
 _MLA = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 
 
-def random_target(seed: int = 0) -> KimiK25Target:
+def random_target(seed: int = 0, num_dense_layers: int = 1) -> KimiK25Target:
     """In memory, fp32: 7 layers, 4 heads, 4 experts of which 2 are used, norms and router bias that are not trivial."""
     attention = MLAConfig(4, 24, 16, 8, 4, 8, replace(ROPE, dim=4))
     moe = MoEConfig(4, 2, 1, intermediate_size=32, routed_scaling_factor=2.0, normalize_weights=True)
-    architecture = KimiK25Config(NUM_LAYERS, WIDTH, VOCAB, 64, 1, 1e-5, attention, moe)
+    architecture = KimiK25Config(NUM_LAYERS, WIDTH, VOCAB, 64, num_dense_layers, 1e-5, attention, moe)
     target = KimiK25Target(
         TargetConfig("tiny", "", "kimi_k25", NUM_LAYERS, WIDTH, VOCAB, 4096, (VOCAB - 1,)), architecture
     )

@@ -13,8 +13,8 @@ LOCK_FILE = ".lock"
 PARTIAL = ".partial"
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Put the bytes onto the disk, then under their name: the name has all of them, or what it had before.
+def replace_file(path: Path, *parts: bytes | memoryview) -> None:
+    """Put the parts onto the disk, then under their name: the name has all of them, or what it had before.
 
     A kill leaves at most a file named as this one with ``PARTIAL`` behind it.
 
@@ -23,7 +23,8 @@ def replace_file(path: Path, data: bytes) -> None:
     """
     partial = path.with_name(path.name + PARTIAL)
     with partial.open("wb") as file:
-        file.write(data)
+        for part in parts:
+            file.write(part)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)

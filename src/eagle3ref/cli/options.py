@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -42,6 +43,15 @@ KeptMass = Annotated[float, typer.Option(help="1 keeps all.")]
 KeptTokens = Annotated[int, typer.Option(help="0 keeps all.")]
 Seed = Annotated[int, typer.Option(help="Of the sampled answers.")]
 Device = Annotated[str, typer.Option(help="Where to run, as torch names it.")]
+Devices = Annotated[str, typer.Option(help="As torch names it; for Kimi-K2 also several: cuda:0,cuda:1.")]
+Weights = Annotated[
+    Literal["resident", "stream"],
+    typer.Option(help="Kimi-K2: load them, or read them layer by layer, all prompts together."),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(metavar="8GiB", help="Of the whole process at most, with --weights stream.", show_default=False),
+]
 CapturePoints = Annotated[
     str | None, typer.Option(metavar="2,30,58", help="Residual streams *entering* these layers.", show_default=False)
 ]
@@ -57,6 +67,31 @@ def parse_capture_points(text: str | None) -> tuple[int, ...] | None:
         return None if text is None else tuple(int(point) for point in text.split(","))
     except ValueError as error:
         raise typer.BadParameter(f"--capture-points {text!r} is no list of layers such as 2,30,58") from error
+
+
+_UNITS: dict[str, int] = {"": 1} | {
+    prefix + unit: base**power for power, prefix in enumerate("kmgt", 1) for unit, base in (("b", 1000), ("ib", 1024))
+}
+
+
+def parse_memory(text: str | None) -> int | None:
+    """``"8GiB"``, ``"500 MB"``, ``"1.5TB"`` -> bytes; None stays None. kB, MB, GB and TB are powers of 1000.
+
+    Raises:
+        Eagle3RefError: not a number with one of these units, or nothing.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    factor = _UNITS.get(match[2]) if match else None
+    if match is None or factor is None or float(match[1]) * factor < 1:
+        raise Eagle3RefError(
+            "reading --memory",
+            found=repr(text),
+            expected="a size such as 8GiB, 500MB or 8589934592",
+            action="Give a number and a unit: kB, MB, GB, TB, or KiB, MiB, GiB, TiB.",
+        )
+    return round(float(match[1]) * factor)
 
 
 def refuse_flags_before(context: typer.Context, *places: Path) -> None:

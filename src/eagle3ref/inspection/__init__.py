@@ -10,9 +10,11 @@ from eagle3ref.inspection.corpus import Coverage
 from eagle3ref.inspection.draft import DraftInspection, inspect_draft, is_draft
 from eagle3ref.inspection.finding import Finding
 from eagle3ref.inspection.health import Health
+from eagle3ref.inspection.off_argmax import OffArgmax
 from eagle3ref.inspection.target import TargetInspection, inspect_target
 from eagle3ref.inspection.tensors import TensorGroup
 from eagle3ref.inspection.trace import TraceSummary, summarize_trace
+from eagle3ref.target.checkpoint import refuse_gguf
 from eagle3ref.trace import Trace
 from eagle3ref.trace.format import HEADER_FILE
 from eagle3ref.weights import Weights
@@ -22,6 +24,7 @@ __all__ = [
     "DraftInspection",
     "Finding",
     "Health",
+    "OffArgmax",
     "TargetInspection",
     "TensorGroup",
     "TraceSummary",
@@ -61,6 +64,7 @@ def inspect_path(
         if check:
             trace.check()
         return summarize_trace(trace)
+    refuse_gguf(folder)
     if not (folder / "config.json").is_file():
         raise Eagle3RefError(
             f"inspecting {folder}",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from eagle3ref.inspection.off_argmax import OffArgmax, OffArgmaxCount
 from eagle3ref.trace import Trace, TraceHeader
 
 _NGRAM = 4
@@ -24,8 +25,7 @@ class TraceSummary:
         generated_tokens: of all answers.
         longest: tokens of the longest sequence, prompt included.
         num_bytes: of the sequence files.
-        judged_tokens: generated tokens of the sequences that have the target's argmax recorded.
-        off_argmax_tokens: those of them that are not the argmax.
+        off_argmax: the recorded tokens that are not the target's first choice.
         ngrams: windows of 4 generated tokens.
         distinct_ngrams: different ones, counted within each answer.
         has_final_hidden_state: every sequence can give the target's probabilities back.
@@ -38,16 +38,10 @@ class TraceSummary:
     generated_tokens: int
     longest: int
     num_bytes: int
-    judged_tokens: int
-    off_argmax_tokens: int
+    off_argmax: OffArgmax
     ngrams: int
     distinct_ngrams: int
     has_final_hidden_state: bool
-
-    @property
-    def off_argmax_share(self) -> float | None:
-        """Of the judged tokens; None when no argmax is recorded."""
-        return self.off_argmax_tokens / self.judged_tokens if self.judged_tokens else None
 
     @property
     def distinct_ngram_share(self) -> float | None:
@@ -61,11 +55,10 @@ def summarize_trace(trace: Trace) -> TraceSummary:
     Raises:
         Eagle3RefError: a file that does not hold what header and manifest say.
     """
-    judged = off_argmax = ngrams = distinct = with_final = 0
+    ngrams = distinct = with_final = 0
+    off_argmax = OffArgmaxCount(trace.header.sampling)
     for sequence in trace:
-        if sequence.off_argmax_tokens is not None:
-            judged += len(sequence.answer)
-            off_argmax += sequence.off_argmax_tokens
+        off_argmax.add(sequence)
         total, different = _count_ngrams(sequence.answer)
         ngrams, distinct = ngrams + total, distinct + different
         with_final += sequence.final_hidden_state is not None
@@ -79,8 +72,7 @@ def summarize_trace(trace: Trace) -> TraceSummary:
         generated_tokens=trace.num_tokens - prompt_tokens,
         longest=max((entry.num_tokens for entry in entries), default=0),
         num_bytes=sum(entry.bytes for entry in entries),
-        judged_tokens=judged,
-        off_argmax_tokens=off_argmax,
+        off_argmax=off_argmax.total(),
         ngrams=ngrams,
         distinct_ngrams=distinct,
         has_final_hidden_state=bool(entries) and with_final == len(entries),

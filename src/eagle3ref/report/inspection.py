@@ -6,7 +6,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from eagle3ref.inspection import Coverage, DraftInspection, Finding, TargetInspection, TensorGroup, TraceSummary
+from eagle3ref.inspection import (
+    Coverage,
+    DraftInspection,
+    Finding,
+    OffArgmax,
+    TargetInspection,
+    TensorGroup,
+    TraceSummary,
+)
 from eagle3ref.report.style import ends, facts, percent, size
 
 
@@ -38,13 +46,35 @@ def trace_report(trace: TraceSummary) -> RenderableType:
         ("capture points", f"{header.capture_points}, in {header.dtype}"),
         ("final hidden state", "recorded" if trace.has_final_hidden_state else "not recorded"),
         ("sampling", how + limit),
-        ("sequences", f"{trace.num_sequences:,}, the longest {trace.longest:,} tokens"),
+        ("sequences", f"{trace.num_sequences:,}{_of_all(trace)}, the longest {trace.longest:,} tokens"),
         ("tokens", f"{trace.prompt_tokens:,} of prompts and {trace.generated_tokens:,} generated"),
-        ("off-argmax share", f"{percent(trace.off_argmax_share)} of the generated tokens are not the target's argmax"),
+        *_off_argmax_rows(trace.off_argmax),
         ("distinct 4-grams", f"{percent(trace.distinct_ngram_share)} within the answers; loops are near 0"),
         ("on disk", size(trace.num_bytes)),
     ]
     return Group(_title("trace", str(trace.path)), facts(rows))
+
+
+def _of_all(trace: TraceSummary) -> str:
+    """How many were to be imported, if not all of them were: an import that was killed leaves a sound trace."""
+    wanted = trace.header.provenance.get("sequences", "")
+    is_part = wanted.isdecimal() and trace.num_sequences < int(wanted)
+    return f" of {int(wanted):,} that were to be imported (import again to go on)" if is_part else ""
+
+
+def _off_argmax_rows(found: OffArgmax) -> list[tuple[str, str]]:
+    """The verdict is a row of its own, so that nobody has to know what shares and gaps are usual."""
+    share = f"{percent(found.share)} of the generated tokens are not the target's argmax"
+    rows = [("off-argmax share", share)]
+    if found.median_gap is not None:
+        gaps = f"log-prob behind the argmax: median {found.median_gap:.2f}, largest {found.largest_gap:.2f} nats"
+        rows.append(("  their gap", gaps))
+    if found.verdict is not None:
+        rows.append(
+            ("  worst", ", ".join(f"{worst.id} ({worst.tokens} of {worst.generated_tokens})" for worst in found.worst))
+        )
+        rows.append(("  odd", found.verdict))
+    return rows
 
 
 def _draft_facts(found: DraftInspection) -> Table:

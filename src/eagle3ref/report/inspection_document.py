@@ -11,7 +11,7 @@ from eagle3ref.inspection import DraftInspection, Health, TargetInspection, Trac
 def inspection_document(found: DraftInspection | TargetInspection | TraceSummary) -> dict[str, Any]:
     """All that was found, for programs; what is unknown is null."""
     if isinstance(found, TraceSummary):
-        shares = {"off_argmax_share": found.off_argmax_share, "distinct_ngram_share": found.distinct_ngram_share}
+        shares = {"off_argmax_share": found.off_argmax.share, "distinct_ngram_share": found.distinct_ngram_share}
         return {"kind": "trace", **asdict(found), "path": str(found.path), **shares}
     common = {"path": found.path, "config": asdict(found.config), "tensors": [asdict(group) for group in found.tensors]}
     if isinstance(found, TargetInspection):

@@ -72,3 +72,13 @@ def size(num_bytes: int) -> str:
         value /= 1000
         units.pop(0)
     return f"{num_bytes} bytes" if units[0] == "bytes" else f"{value:.1f} {units[0]}"
+
+
+def duration(seconds: float) -> str:
+    """In the units that matter: ``3 h 20 min``, ``4 min 10 s``, ``12 s``, ``0.4 s``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

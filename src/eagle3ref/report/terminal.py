@@ -129,7 +129,7 @@ def answers_report(traces: Mapping[str, TraceSummary]) -> RenderableType:
                 name,
                 f"{trace.generated_tokens:,} tokens in {trace.num_sequences} answers; "
                 f"{percent(trace.distinct_ngram_share)} of their 4-grams are distinct (loops are near 0); "
-                f"{percent(trace.off_argmax_share)} of the tokens are not the target's argmax",
+                f"{percent(trace.off_argmax.share)} of the tokens are not the target's argmax",
             )
             for name, trace in traces.items()
         ]

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from eagle3ref.config import TargetConfig
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.trace.strict import check_types, from_dict, parse_json, require_keys
 
@@ -63,6 +64,19 @@ class TargetIdentity:
         if min(self.num_layers, self.hidden_size, self.vocab_size) < 1:
             sizes = f"{self.num_layers}, {self.hidden_size}, {self.vocab_size}"
             _refuse(f"num_layers, hidden_size, vocab_size = {sizes}", "three positive numbers")
+
+    @classmethod
+    def of(cls, config: TargetConfig) -> TargetIdentity:
+        """The identity of a target that is at hand."""
+        return cls(
+            name=config.name,
+            path=config.path,
+            model_type=config.model_type,
+            num_layers=config.num_layers,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            config_sha256=config.config_sha256,
+        )
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ class RecordedSequence:
         topk_ids: int64 [T, k], the target's k best tokens after position ``i``.
         topk_logprobs: float32 [T, k], their log-probabilities in natural logarithm.
         final_hidden_state: [T, C] after the final norm; ``target.logits`` turns it into logits.
+        logprob_gap: float32 [T], log p(argmax) - log p(token ``i + 1``) in natural logarithm, at temperature 1; 0 where
+            the token is the argmax, and in the last row, which no token follows.
 
     Raises:
         Eagle3RefError: shapes or dtypes that do not fit together, an empty prompt, or no generated token.
@@ -38,6 +40,7 @@ class RecordedSequence:
     topk_ids: Tensor | None = None
     topk_logprobs: Tensor | None = None
     final_hidden_state: Tensor | None = None
+    logprob_gap: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not self.id or not is_unicode(self.id):
@@ -51,6 +54,7 @@ class RecordedSequence:
             )
         rows = len(self.tokens)
         self._check_shape("argmax", self.argmax, (rows,), torch.int64)
+        self._check_shape("logprob_gap", self.logprob_gap, (rows,), torch.float32)
         self._check_shape("topk_ids", self.topk_ids, (rows, None), torch.int64)
         self._check_shape("topk_logprobs", self.topk_logprobs, (rows, None), torch.float32)
         for name, states in self._states().items():
@@ -74,6 +78,14 @@ class RecordedSequence:
         if self.argmax is None:
             return None
         return int((self.argmax[self.prompt_length - 1 : -1] != self.answer).sum())
+
+    @property
+    def off_argmax_gaps(self) -> Tensor | None:
+        """float32, ``logprob_gap`` of the generated tokens that are not the first choice; None if not recorded."""
+        if self.argmax is None or self.logprob_gap is None:
+            return None
+        before_answer = slice(self.prompt_length - 1, -1)
+        return self.logprob_gap[before_answer][self.argmax[before_answer] != self.answer]
 
     def check_against(self, header: TraceHeader) -> None:
         """Refuse a sequence that the header does not describe.
@@ -99,7 +111,7 @@ class RecordedSequence:
                 self._check_vocabulary(name, ids, header.target.vocab_size)
 
     def check_finite(self) -> None:
-        """Refuse hidden states or log-probabilities that hold NaN, or hidden states that hold infinity.
+        """Refuse hidden states or log-probabilities that hold NaN, hidden states that hold infinity, negative gaps.
 
         Reads every byte of the sequence, so it is a call of its own; make it before the states are used.
 
@@ -109,6 +121,8 @@ class RecordedSequence:
         bad = {name: ~torch.isfinite(states).all(dim=1) for name, states in self._states().items()}
         if self.topk_logprobs is not None:
             bad["topk_logprobs"] = torch.isnan(self.topk_logprobs).any(dim=1)
+        if self.logprob_gap is not None:
+            bad["logprob_gap"] = ~((self.logprob_gap >= 0) & torch.isfinite(self.logprob_gap))
         for name, rows in bad.items():
             if rows.any():
                 self._refuse(

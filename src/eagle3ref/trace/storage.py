@@ -14,7 +14,7 @@ from eagle3ref.errors import Eagle3RefError
 from eagle3ref.trace.header import TraceHeader
 from eagle3ref.trace.sequence import RecordedSequence
 
-_OPTIONAL = ("argmax", "topk_ids", "topk_logprobs", "final_hidden_state")
+_OPTIONAL = ("argmax", "logprob_gap", "topk_ids", "topk_logprobs", "final_hidden_state")
 
 
 def encode_sequence(sequence: RecordedSequence, header: TraceHeader) -> bytes:
@@ -63,6 +63,7 @@ def load_sequence(path: Path, header: TraceHeader) -> RecordedSequence:
         topk_ids=_as_int64(path, "topk_ids", tensors["topk_ids"]) if "topk_ids" in tensors else None,
         topk_logprobs=tensors.get("topk_logprobs"),
         final_hidden_state=tensors.get("final_hidden_state"),
+        logprob_gap=tensors.get("logprob_gap"),
     )
     sequence.check_against(header)
     return sequence
