@@ -70,8 +70,8 @@ $(PEERS)/.installed: tests/peers/requirements.txt | $(STAMP)
 test-engines: $(STAMP) ## run the real SGLang and vLLM on this CPU, each in its own environment (ONLY='vllm/*' for some)
 	cd tests && $(abspath $(BIN)/python) -m engines --environments $(abspath $(ENGINES)) --only '$(ONLY)' $(RECORD)
 
-test-servers: $(STAMP) ## start their HTTP servers, right and wrong, and hold crosscheck and diagnose against them
-	EAGLE3REF_TEST_ENGINES=$(abspath $(ENGINES)) $(BIN)/python -m pytest -m engine tests/test_servers_live.py
+test-servers: $(STAMP) ## start their HTTP servers, right and wrong: crosscheck, diagnose, and the readers of their dumps
+	EAGLE3REF_TEST_ENGINES=$(abspath $(ENGINES)) $(BIN)/python -m pytest -m engine tests/test_servers_live.py tests/test_dumps_sglang_live.py
 
 lint: $(STAMP) ## check style
 	$(BIN)/ruff check .

@@ -16,4 +16,10 @@ Their HTTP servers, which ``make test-servers`` asks, judges and explains from t
     http_server.py     starts one, and ends it; serve_sglang.py starts SGLang's in SGLang's environment
     http_recording.py  what a server is asked, and its answers, pages and log as golden files
     http_benchmark.py  the engine's own benchmarks, run against it
+
+And the hidden states that they hand over, for readers of such dumps:
+
+    dump_plan.py       which servers there are, and what they are asked
+    dump_recording.py  the answers and files as golden ones; run_vllm_dumps.py has vLLM write its own,
+                       sglang_cpu/dump_hook.py is a patch as people put into SGLang
 """

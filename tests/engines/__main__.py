@@ -1,6 +1,6 @@
 """``python -m engines``: serve the runs with the real engines, and compare every round with the reference's.
 
-With ``--record`` the HTTP servers are started too, and what they say is written.
+With ``--record`` the HTTP servers are started too, and what they say and the hidden states that they dump are written.
 
 Exit status 0: all rounds agree; 1: some do not, or an engine did not serve a run. An engine that cannot be installed
 or fails is reported, and the others still run.
@@ -15,12 +15,17 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
 
 from eagle3ref.draft.checkpoint import DraftWarning
 from engines.comparison import compare
+from engines.dump_plan import DUMPS, DumpRun
+from engines.dump_recording import path_of as path_of_dump
+from engines.dump_recording import record_dump
 from engines.environment import python_of
 from engines.http_plan import SERVERS, Server
 from engines.http_recording import record
@@ -37,13 +42,15 @@ def main() -> int:
     complete = True
     for engine in ENGINES:
         runs = [run for run in RUNS if run.engine == engine and fnmatch.fnmatch(str(run), options.only)]
-        asked = bool(runs or _servers(engine, options))
+        asked = bool(runs or _servers(engine, options) or _dumps(engine, options))
         python = _python(engine, options.environments) if asked else None
         complete &= not asked or python is not None
         for run in runs if python else []:
             complete &= _report(run, python, options.record)
         for server in _servers(engine, options) if python else []:
-            complete &= _record_server(server, python)
+            complete &= _record(server, partial(_record_server, server, python))
+        for dump in _dumps(engine, options) if python else []:
+            complete &= _record(dump, partial(record_dump, dump, python, path_of_dump(dump)))
     return 0 if complete else 1
 
 
@@ -88,17 +95,26 @@ def _servers(engine: Engine, options: argparse.Namespace) -> list[Server]:
     return [s for s in SERVERS if options.record and s.engine == engine and fnmatch.fnmatch(str(s), options.only)]
 
 
-def _record_server(server: Server, python: Path) -> bool:
+def _dumps(engine: Engine, options: argparse.Namespace) -> list[DumpRun]:
+    """Dumps to record; without ``--record`` they are the business of ``test_dumps_sglang_live.py``."""
+    return [d for d in DUMPS if options.record and d.engine == engine and fnmatch.fnmatch(str(d), options.only)]
+
+
+def _record(name: Server | DumpRun, write: Callable[[], None]) -> bool:
     """Start a server, write what it says, and print its line."""
     started = time.monotonic()
     try:
-        with tempfile.TemporaryDirectory() as folder, serving(server, python, Path(folder)) as running:
-            record(server, running, python)
+        write()
     except (EngineError, httpx.HTTPError, subprocess.SubprocessError) as error:
-        print(f"{server!s:38} not recorded: {error}", flush=True)
+        print(f"{name!s:38} not recorded: {error}", flush=True)
         return False
-    print(f"{server!s:38}{time.monotonic() - started:8.0f}{'':16}  written", flush=True)
+    print(f"{name!s:38}{time.monotonic() - started:8.0f}{'':16}  written", flush=True)
     return True
+
+
+def _record_server(server: Server, python: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder, serving(server, python, Path(folder)) as running:
+        record(server, running, python)
 
 
 def _state(run: Run, result: dict[str, object]) -> str:

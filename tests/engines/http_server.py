@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,22 +72,29 @@ def serving(server: Server, python: Path, folder: Path) -> Iterator[Serving]:
     """
     target = write_target(folder / "target")
     draft = write_draft(server.ids, server.variant, folder / "draft")
-    port = _free_port()
+    port = free_port()
     made = Serving(f"http://127.0.0.1:{port}", folder / "log.txt", folder / "rounds.jsonl", target)
     made.rounds.touch()
     arguments = {"sglang": _sglang_arguments, "vllm": _vllm_arguments}[server.engine](server, target, draft, port)
+    with started([python, *arguments, *server.flags], made, environment(server, python) | variables(server, made)):
+        yield made
+
+
+@contextmanager
+def started(command: Sequence[str | Path], made: Serving, surroundings: dict[str, str]) -> Iterator[None]:
+    """Run the command of a server until the ``with`` block ends; it has answered when the block begins."""
     with made.log.open("w") as log:
         process = subprocess.Popen(
-            [python, *arguments, *server.flags],
+            command,
             stdout=log,
             stderr=log,
-            cwd=folder,
-            env=environment(server, python) | variables(server, made),
+            cwd=made.log.parent,
+            env=surroundings,
             start_new_session=True,  # so that its workers end with it
         )
     try:
         _wait(process, made)
-        yield made
+        yield
     finally:
         _end(process)
 
@@ -153,7 +160,8 @@ def _vllm_arguments(server: Server, target: Path, draft: Path, port: int) -> lis
     return ["-m", "vllm.entrypoints.openai.api_server", *options, "--enforce-eager"]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
