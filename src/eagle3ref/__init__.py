@@ -9,6 +9,7 @@ from eagle3ref.acceptance import AcceptanceCounts
 from eagle3ref.config import AcceptanceRule, DraftConfig, TargetConfig, TreeConfig
 from eagle3ref.decode import Decoded, decode
 from eagle3ref.draft import Eagle3Draft, export_draft, load_draft, propose
+from eagle3ref.dumps import Dump, import_dump, read_dump
 from eagle3ref.engines import SGLANG_0_5_23, SGLANG_LOG_ERAS, EngineProfile, engine_profile
 from eagle3ref.errors import Eagle3RefError
 from eagle3ref.explain import EngineDraft, Explanation, explain, load_draft_as
@@ -30,6 +31,7 @@ __all__ = [
     "Decoded",
     "DraftConfig",
     "DraftTree",
+    "Dump",
     "Eagle3Draft",
     "Eagle3RefError",
     "EngineDraft",
@@ -52,12 +54,14 @@ __all__ = [
     "engine_profile",
     "explain",
     "export_draft",
+    "import_dump",
     "load_draft",
     "load_draft_as",
     "load_target",
     "nano",
     "propose",
     "rank_positions",
+    "read_dump",
     "read_prompts",
     "replay",
     "replay_positions",
