@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from eagle3ref.cli.align import align
 from eagle3ref.cli.capture import capture
 from eagle3ref.cli.console import error_message, own_warnings_as_notes, stderr, stdout, widen_pipes
 from eagle3ref.cli.crosscheck import crosscheck
@@ -20,6 +21,7 @@ from eagle3ref.cli.doctor import doctor
 from eagle3ref.cli.exit_status import BAD_INPUT, INTERRUPTED, READER_GONE
 from eagle3ref.cli.explain import explain
 from eagle3ref.cli.export import export
+from eagle3ref.cli.import_ import import_
 from eagle3ref.cli.inspect import inspect
 from eagle3ref.cli.options import SERVER_FLAGS
 from eagle3ref.cli.read import read
@@ -32,6 +34,7 @@ from eagle3ref.version import __version__
 # What Ctrl-C leaves, by command.
 _KEPT = {
     "capture": " What was captured is kept: the same command goes on from there.",
+    "import": " What was written is kept: the same command goes on from there.",
     "crosscheck": " With --server, every answer is in the journal: the same command goes on from there.",
 }
 
@@ -67,8 +70,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (capture, read, inspect, export, speedup, demo, doctor):
+for command in (capture, align, read, inspect, export, speedup, demo, doctor):
     app.command()(command)
+app.command("import")(import_)  # a word that Python keeps for itself
 for command_with_flags in (replay, decode, crosscheck, diagnose, explain, tune):
     app.command(context_settings=SERVER_FLAGS)(command_with_flags)
 
