@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -40,6 +41,12 @@ def renamed(old: str, new: str):
             tensors[re.sub(old, new, name)] = tensors.pop(name)
 
     return change
+
+
+def test_loading_imports_no_compiler(tmp_path, monkeypatch):
+    """Bug: a second of CPU in every command for weights that are drawn on the meta device and thrown away."""
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # importing it fails
+    load_changed(tmp_path)
 
 
 SPELLINGS = {

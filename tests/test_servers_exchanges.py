@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from engines.comparison import prompts, target
 from engines.http_plan import SERVERS, Server
 from engines.http_recording import path_of
+from engines.plan import RUNS, Run
+from engines.recording import read as read_recording
 from stub_server import GOLDEN
 from test_cli import run
 
@@ -32,6 +36,28 @@ def test_every_recorded_request_keeps_both_its_ids(server: Server) -> None:
         sent = line["body"].get("input_ids") or line["body"]["prompt"]
         came = response["output_ids"] if "output_ids" in response else response["choices"][0]["token_ids"]
         assert (request.prompt_ids, request.output_ids) == (tuple(sent), tuple(came))
+
+
+# SGLang on a CPU is greedy behind the first token, unless it is made to verify as on a GPU.
+DRAWN = [run for run in (*RUNS, *SERVERS) if run.temperature > 0 and (run.engine == "vllm" or run.target_only)]
+
+
+@pytest.mark.parametrize("run", DRAWN, ids=str)
+def test_what_was_recorded_at_a_temperature_was_drawn(run: Run) -> None:
+    """A launcher that loses the sampling: the tokens of the rounds are then the target's first choices, every one."""
+    if isinstance(run, Server):
+        lines = (path_of(run) / "requests.jsonl").read_text(encoding="utf-8").splitlines()
+        answers = [json.loads(line)["response"]["output_ids"] for line in lines]
+    else:
+        answers = read_recording(run)["answers"]
+    others = tokens = 0
+    for answer, prompt in zip(answers[:8], prompts(run.pair)[:8], strict=True):
+        text = torch.cat((prompt, torch.tensor(answer)))
+        choices = target(run.pair).logits(target(run.pair).forward(text[None]).final_hidden_state)[0].argmax(-1)
+        behind_first = slice(len(prompt), None)  # the first token is drawn in any case
+        others += int((choices[:-1] != text[1:])[behind_first].sum())
+        tokens += len(answer) - 1
+    assert others > 0.1 * tokens
 
 
 @pytest.mark.parametrize(

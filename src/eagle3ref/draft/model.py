@@ -108,7 +108,9 @@ class Eagle3Draft(nn.Module):
         self.fc = nn.Linear(fused, config.hidden_size, bias=config.fc_bias)
         self.layers = nn.ModuleList(DraftLayer(config, i) for i in range(num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Embedding would draw the same, but on the meta device import torch._dynamo for that: a second, for nothing.
+        table = config.vocab_size, config.hidden_size
+        self.embed_tokens = nn.Embedding(*table, _weight=torch.randn(table))
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         self.register_buffer("target_ids", target_ids, persistent=False)
 
