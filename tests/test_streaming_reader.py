@@ -156,15 +156,16 @@ def test_an_error_of_the_disk_names_file_and_place(path, failing, monkeypatch):
     assert none_left()
 
 
-def test_an_unexpected_error_in_the_thread_does_not_leave_the_consumer_waiting(path, monkeypatch):
-    """Bug: a fault that nobody thought of blocks the program for ever."""
+@pytest.mark.parametrize(("raised", "seen"), [(MemoryError, MemoryError), (ZeroDivisionError, RuntimeError)])
+def test_an_unexpected_error_in_the_thread_does_not_leave_the_consumer_waiting(path, raised, seen, monkeypatch):
+    """Bug: a fault that nobody thought of blocks the program for ever, or one that is thought of loses its name."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
 
     def fail(*_):
-        raise ZeroDivisionError
+        raise raised
 
     monkeypatch.setattr(files.OpenFiles, "check", fail)
-    with pytest.raises(RuntimeError, match="reader thread has ended"), reader(path) as reading:
+    with pytest.raises(seen), reader(path) as reading:
         everything(reading, stored(path))
     assert none_left()
 

@@ -132,5 +132,5 @@ def _failed(path: Path, found: str, start: int, num_bytes: int) -> Eagle3RefErro
         f"streaming {path}",
         found=found,
         expected=f"{num_bytes:,} bytes from byte {start:,} on" if num_bytes else "a readable file",
-        action="The file was cut short, or its disk fails; restore it and run again.",
+        action="Restore the file if it was cut short or moved away, mend its rights or its disk, and run again.",
     )

@@ -46,7 +46,7 @@ class Reader:
         self._requested: deque[Piece] = deque()
         self._ready: deque[tuple[Piece, Tensor, Arrived]] = deque()
         self._outstanding = 0  # requested and not yet taken
-        self._error: Eagle3RefError | None = None
+        self._error: Exception | None = None
         self._ended = self._stopped = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="eagle3ref-reader", daemon=True)
@@ -106,7 +106,7 @@ class Reader:
                     with self._changed:
                         self._ready.append((piece, buffer, arrived))
                         self._changed.notify_all()
-        except Eagle3RefError as error:
+        except (Eagle3RefError, OSError, MemoryError) as error:  # raised again by ``next``
             self._error = error
         finally:
             with self._changed:
