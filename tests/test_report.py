@@ -8,13 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rich.console import Console, RenderableType
+from trace_parts import make_header, make_sequence
 
-from eagle3ref import AcceptanceCounts, TreeConfig
+from eagle3ref import AcceptanceCounts, Trace, TreeConfig
 from eagle3ref.acceptance import ExpectedAcceptance
 from eagle3ref.config import AcceptanceRule
 from eagle3ref.engines import engine_profile
+from eagle3ref.inspection import summarize_trace
+from eagle3ref.report.inspection import trace_report
 from eagle3ref.report.style import Bar, percent, rate, size
 from eagle3ref.report.terminal import comparison, legend, replay_report
+from eagle3ref.trace import TraceWriter
 
 TREE = TreeConfig(3, 1, 4)
 
@@ -160,3 +164,11 @@ def test_numbers_for_people() -> None:
 def test_counts_survive_json() -> None:
     """Would catch numpy integers in what the document is made of."""
     assert AcceptanceCounts.from_dict(json.loads(json.dumps(SEEN.to_dict(), allow_nan=False))) == SEEN
+
+
+def test_a_trace_without_an_argmax_says_so(tmp_path):
+    """Bug: "unknown of the generated tokens are not the target's argmax"."""
+    with TraceWriter.open(tmp_path / "t", make_header()) as writer:
+        writer.add(make_sequence(0))
+    text = text_of(trace_report(summarize_trace(Trace.open(tmp_path / "t"))))
+    assert "unknown; the argmax was not recorded" in text

@@ -64,8 +64,9 @@ def _of_all(trace: TraceSummary) -> str:
 
 def _off_argmax_rows(found: OffArgmax) -> list[tuple[str, str]]:
     """The verdict is a row of its own, so that nobody has to know what shares and gaps are usual."""
-    share = f"{percent(found.share)} of the generated tokens are not the target's argmax"
-    rows = [("off-argmax share", share)]
+    if found.share is None:
+        return [("off-argmax share", "unknown; the argmax was not recorded")]
+    rows = [("off-argmax share", f"{percent(found.share)} of the generated tokens are not the target's argmax")]
     if found.median_gap is not None:
         gaps = f"log-prob behind the argmax: median {found.median_gap:.2f}, largest {found.largest_gap:.2f} nats"
         rows.append(("  their gap", gaps))

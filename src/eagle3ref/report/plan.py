@@ -89,4 +89,4 @@ def _expected(plan: CapturePlan, speeds: Speeds) -> str:
 def _memory(plan: CapturePlan) -> str:
     bound = plan.target.memory
     parts = ", ".join(f"{name} {size(num_bytes)}" for name, num_bytes in plan.memory.items())
-    return f"{'no bound' if bound is None else f'at most {size(bound)}'}: {parts}"
+    return f"{'no bound' if bound is None else f'at most {bound / 2**30:.3g} GiB ({size(bound)})'}: {parts}"
