@@ -94,7 +94,8 @@ def load_safetensors(path: Path) -> dict[str, Tensor]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it has no __iter__
+            names = file.keys()  # it has no __iter__
+            return {name: file.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         refuse(path, f"a file that cannot be read ({_said(error)})", "a complete safetensors file")
 
